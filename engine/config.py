@@ -348,13 +348,13 @@ class EngineConfig:
         if self.kv_transfer is not None and not self.cache.enable_prefix_caching:
             raise ConfigError("kv_transfer_config needs prefix caching: blocks are found by hash.")
         if self.kv_events.is_on and not self.cache.enable_prefix_caching:
-            raise ConfigError("kv_events_config needs prefix caching: events tell what is cached.")
+            raise ConfigError("kv_events_config needs prefix caching: events report what is cached.")
         if self.speculative is not None and self.model.enable_return_routed_experts:
             raise ConfigError("speculative_config and enable_return_routed_experts cannot be combined.")
         drafts, num_ranks = self.speculative, self.model.tensor_parallel_size
         if drafts is not None and drafts.has_weights and num_ranks > 1:
             raise ConfigError(
-                f"speculative_config: method {drafts.method} drafts beside one rank only so far, and "
+                f"speculative_config: method {drafts.method} supports only one rank so far, but "
                 f"tensor_parallel_size is {num_ranks}."
             )
         self.parallel.check_beside(self)
@@ -363,5 +363,5 @@ class EngineConfig:
         if self.model.enable_return_routed_experts and self.cache.has_host_tier:
             raise ConfigError(
                 "enable_return_routed_experts and kv_offloading_size cannot be combined: the experts of a "
-                "token are kept beside its KV on the device."
+                "token are kept on the device only."
             )

@@ -115,7 +115,7 @@ def open_regular(path: Path, most_bytes: int | None = None) -> BinaryIO:
     seen = os.fstat(descriptor)
     if not stat.S_ISREG(seen.st_mode):
         file.close()
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     if most_bytes is not None and seen.st_size > most_bytes:
         file.close()
         raise ValueError(f"it has {seen.st_size} bytes, and at most {most_bytes} are read")

@@ -99,7 +99,7 @@ class ParallelConfig:
         if self.data_parallel_backend != "ray":
             return
         if self.headless:
-            raise ConfigError("data_parallel_backend ray starts the nodes: it goes without headless.")
+            raise ConfigError("data_parallel_backend ray starts the nodes itself: headless must be off.")
         if self.data_parallel_size == 1:
             raise ConfigError("data_parallel_backend ray needs data_parallel_size above 1.")
 
@@ -107,8 +107,8 @@ class ParallelConfig:
         """Raise ConfigError if other options conflict with these."""
         if self.data_parallel_backend == config.model.distributed_executor_backend == "ray":
             raise ConfigError(
-                "data_parallel_backend ray goes with distributed_executor_backend mp: a core and its ranks "
-                "are on one node."
+                "data_parallel_backend ray needs distributed_executor_backend mp: a core and its ranks are "
+                "on one node."
             )
         if config.model.pipeline_parallel_size > 1:
             for option, is_set in _not_in_stages(config).items():

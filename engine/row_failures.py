@@ -11,8 +11,8 @@ NOTHING_ALLOWED = (
     "rule all of them out."
 )
 NOT_NUMBERS = (
-    "The model's logits for this request are no finite numbers (NaN or infinity), so no token can be chosen: "
-    "its weights, or the dtype they are computed in, do not bear this input."
+    "The model's logits for this request are not finite (NaN or infinity), so no token can be chosen: its "
+    "weights, or the dtype of the computation, cannot handle this input."
 )
 
 PICTURE_LOST = (

@@ -233,7 +233,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             ("allowed_token_ids", self.allowed_token_ids or ()),
         ):
             if len(ids) > vocab_size:
-                raise RequestError(f"{name} holds more than the {vocab_size} ids that there are.", name)
+                raise RequestError(f"{name} holds more ids than the vocabulary has ({vocab_size}).", name)
         check_vocabulary("stop_token_ids", self.stop_token_ids, vocab_size)
         check_vocabulary("logit_bias", self.logit_bias or (), vocab_size)
         check_vocabulary("allowed_token_ids", self.allowed_token_ids or (), vocab_size)

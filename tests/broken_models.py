@@ -1,4 +1,4 @@
-"""Model folders with one fault each, made from sound ones."""
+"""Model folders with one defect each, made from intact ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 
 def with_poisoned_token(folder: Path, path: Path, token: int, value: float = torch.nan) -> Path:
-    """A copy in which a prompt that holds this token has no logits that are numbers."""
+    """Returns a copy in which a prompt that holds this token has NaN logits (or ``value`` for NaN)."""
     shutil.copytree(folder, path)
     tensors = load_file(path / "model.safetensors")
     tensors["model.embed_tokens.weight"][token] = value
@@ -20,7 +20,7 @@ def with_poisoned_token(folder: Path, path: Path, token: int, value: float = tor
 
 
 def with_tokens_beyond(folder: Path, path: Path, texts: list[str]) -> Path:
-    """A copy whose tokenizer knows special tokens that the model does not; the first one ends a text."""
+    """Returns a copy whose tokenizer has special tokens beyond the model's vocabulary, one of them EOS."""
     shutil.copytree(folder, path)
     vocab_size = json.loads((path / "config.json").read_text())["vocab_size"]
     tokenizer = json.loads((path / "tokenizer.json").read_text())

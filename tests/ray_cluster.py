@@ -1,4 +1,4 @@
-"""Real Ray clusters, all of whose nodes are on this machine."""
+"""Real Ray clusters whose nodes are all on this machine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 ray = pytest.importorskip("ray", reason="Ray is not installed: continuum-engine[ray]")
 
 MEMORY = 80 * 2**20
-"""Of a node's object store, which nothing of ours goes through."""
+"""Size of a node's object store, which nothing of ours uses."""
 MARK = "CLUSTER_OF_A_TEST"
-"""An environment variable that all processes of a test's cluster have."""
+"""An environment variable of all processes of a test's cluster."""
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A head with room for one rank, or one core."""
+    """A head with one CPU, for one rank or one core."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv(MARK, token_hex(8))
     head = {"num_cpus": 1, "object_store_memory": MEMORY, "include_dashboard": False}
@@ -31,7 +31,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def add_node(cluster: Any) -> Any:
-    """Another with as much room."""
+    """Adds a node with one CPU."""
     node = cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
     cluster.wait_for_nodes()
     return node

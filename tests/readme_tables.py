@@ -1,7 +1,7 @@
-"""The figures of the docs that a seed decides.
+"""The figures of the docs that a seed determines.
 
-``python -m tests.readme_tables`` (``make readme-tables``) runs the commands that stand there and puts in what
-they print now: two minutes of two cores.
+``python -m tests.readme_tables`` (``make readme-tables``) runs the docs' commands and inserts their current
+output: two minutes on two cores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BLOCK = re.compile(r"```sh\n(?P<command>(?:(?!```).)*)```\n```\n(?P<output>(?:(
 
 
 def commands(block: str) -> Iterator[list[str]]:
-    """Of a block for the shell, what it would run of ours; without comments."""
+    """Yields our commands in a shell block, without comments."""
     for line in block.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words[:1] == ["continuum"]:
@@ -36,7 +36,7 @@ def commands(block: str) -> Iterator[list[str]]:
 
 
 def block(command: str) -> re.Match[str]:
-    """The tutorial's command that begins so, with what it prints."""
+    """The tutorial's only command that begins with ``command``, with its printed output."""
     found = [
         each for each in _BLOCK.finditer(TUTORIAL.read_text("utf-8")) if each["command"].startswith(command)
     ]
@@ -58,7 +58,7 @@ def printed(arguments: list[str]) -> str:
 
 
 def table_of(output: str) -> str:
-    """The table alone: what was measured and what assumed follows it."""
+    """The table alone, without the lines on measured and assumed values that follow."""
     lines = output.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("policy "))
     end = next(number for number, line in enumerate(lines) if number > first and re.match(r"[-!*] ", line))
@@ -68,7 +68,7 @@ def table_of(output: str) -> str:
 
 
 def write(folder: Path) -> None:
-    """Run what is deterministic, and correct the docs. Words that judge a number are for a person."""
+    """Runs the deterministic commands and corrects the docs. A person checks words that judge a number."""
     found = block(SIMULATE)
     (command,) = commands(found["command"])
     today, host = folder / "today.json", folder / "host.json"
@@ -82,7 +82,7 @@ def write(folder: Path) -> None:
 
 
 def _without(command: list[str], *flags: str) -> list[str]:
-    """Of flags that take a value."""
+    """The command without these flags and their values."""
     return [
         word
         for number, word in enumerate(command)
@@ -101,13 +101,13 @@ class Figures:
         return f"{math.fsum(values) / len(values):.1f}"
 
     def ratio(self, place: str, policy: str, to_place: str, to_policy: str) -> str:
-        """With its interval, as results are set side by side."""
+        """The ratio of two results, with its interval."""
         before, after = self._values[to_place][to_policy], self._values[place][policy]
         return ratio(ratio_interval([(before[seed], after[seed]) for seed in before]))
 
 
 def _completion_s(file: ResultFile) -> dict[str, dict[int | None, float]]:
-    """By policy and seed."""
+    """Mean job completion by policy and seed."""
     by_policy: dict[str, dict[int | None, float]] = {}
     for run in file.runs:
         if run.setting.jobs_per_s == RATE:
@@ -117,7 +117,7 @@ def _completion_s(file: ResultFile) -> dict[str, dict[int | None, float]]:
 
 
 def in_prose(text: str, figures: Figures) -> str:
-    """The tutorial's sentences about its table, and about host memory."""
+    """Corrects the tutorial's sentences about its table and about host memory."""
     gained = {policy: figures.ratio("host", policy, "today", policy).split()[0] for policy in POLICIES}
     left = figures.ratio("host", "continuum", "host", "fcfs")
     share = figures.ratio("today", "continuum", "today", "fcfs").split("x")[0]
@@ -133,7 +133,7 @@ def in_prose(text: str, figures: Figures) -> str:
 
 
 def in_table(text: str, figures: Figures) -> str:
-    """Of ``docs/lab/measurements.md``."""
+    """Corrects the table of ``docs/lab/measurements.md``."""
     rows = [
         f"| `{policy}` | {figures.mean('today', policy)} | {figures.mean('host', policy)} "
         f"| {figures.ratio('host', policy, 'today', policy)} |"

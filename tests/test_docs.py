@@ -1,6 +1,6 @@
-"""Pages for users are true: links resolve, flags exist, tables are those of the code.
+"""Pages for users are true: links resolve, flags exist, tables equal those of the code.
 
-No server is started here; what the pages tell a user to run is run in ``test_examples.py``.
+These tests start no server; ``test_examples.py`` runs the commands of the pages.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ NOT_OURS = {
 """Flags on the pages that belong to other programs."""
 IN_THE_WHEEL = ("engine", "continuum", "estimator", "tracing", "eval")
 STILL = ("glossary.md",)
-"""The page that names the words to avoid."""
+"""The page that lists the words to avoid."""
 LINK = re.compile(r"\]\((?!https?://|mailto:)([^)]+)\)")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -81,12 +81,12 @@ def texts() -> list[Path]:
 
 
 def pages() -> list[Path]:
-    """For users: not lab notes."""
+    """The pages for users, without lab notes."""
     return [ROOT / "README.md", *DOCS.glob("*.md")]
 
 
 def spoken() -> list[Path]:
-    """Texts of today; lab notes and records keep the words of their time."""
+    """Current texts; lab notes and decision records keep the words of their time."""
     return [path for path in texts() if path.parent != DOCS / "lab"]
 
 
@@ -95,24 +95,24 @@ def name(path: Path) -> str:
 
 
 def test_the_reference_of_flags_is_as_they_are() -> None:
-    """Else run ``python -m eval.cli.flag_reference > docs/configuration.md``."""
+    """The flags page is current; ``python -m eval.cli.flag_reference > docs/configuration.md`` writes it."""
     assert (DOCS / "configuration.md").read_text() == flag_reference.reference()
 
 
 def test_the_page_of_metrics_is_made_from_the_table() -> None:
-    """``python -m eval.cli.metric_reference > docs/metrics.md``."""
+    """The metrics page is current; ``python -m eval.cli.metric_reference > docs/metrics.md`` writes it."""
     assert (DOCS / "metrics.md").read_text() == metric_reference.reference()
 
 
 def anchors(path: Path) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """Anchors of the headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", path.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("path", texts(), ids=name)
 def test_links_lead_somewhere(path: Path) -> None:
-    """From where the page lies, to a file and to a heading of it."""
+    """Each link leads to a file, relative to its page, and to a heading of that file."""
     for link in LINK.findall(FENCED.sub("", path.read_text())):
         target, _, anchor = link.partition("#")
         file = path.parent / target if target else path
@@ -121,7 +121,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_every_page_can_be_reached() -> None:
-    """Another page links to it."""
+    """Another page links to each page."""
     linked = {
         (path.parent / link.partition("#")[0]).resolve()
         for path in texts()
@@ -132,7 +132,7 @@ def test_every_page_can_be_reached() -> None:
 
 @cache
 def flags(*command: str) -> frozenset[str]:
-    """All that a command takes, by its own help."""
+    """All flags in a command's help."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
         main([*command, "--help=all" if command == ("serve",) else "--help"])
@@ -141,7 +141,7 @@ def flags(*command: str) -> frozenset[str]:
 
 @pytest.mark.parametrize("path", pages(), ids=name)
 def test_a_page_names_flags_that_there_are(path: Path) -> None:
-    """Of one of the commands."""
+    """Each flag on a page belongs to one of the commands."""
     known = NOT_OURS.union(*(flags(*command) for command in COMMANDS), {"--help", "--no-name"})
     found = set(re.findall(r"(?<![\w-])--[a-z][a-z.-]*[a-z]", path.read_text()))
     assert found - known == set()
@@ -149,7 +149,7 @@ def test_a_page_names_flags_that_there_are(path: Path) -> None:
 
 @pytest.mark.parametrize("path", spoken(), ids=name)
 def test_a_text_names_targets_that_make_has(path: Path) -> None:
-    """In a command block or between backquotes."""
+    """Each ``make`` target in a command block or between backquotes exists."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = path.read_text()
     code = "".join(FENCED.findall(text)) + "".join(re.findall(r"^    .*\n", text, re.MULTILINE))
@@ -158,7 +158,7 @@ def test_a_text_names_targets_that_make_has(path: Path) -> None:
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers, but for code, tables, and words that cannot be divided."""
+    """Numbered lines, without code, tables, and words that cannot be divided."""
     fenced = False
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if line.lstrip().startswith("```"):
@@ -169,27 +169,27 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("path", texts(), ids=name)
 def test_prose_fits_a_screen(path: Path) -> None:
-    """At most 100 columns."""
+    """Prose has at most 100 columns."""
     long = [f"{name(path)}:{number}" for number, line in prose(path) if len(line) > COLUMNS]
     assert long == []
 
 
 @pytest.mark.parametrize("path", texts(), ids=name)
 def test_a_text_names_no_machine(path: Path) -> None:
-    """A reader has no folder of the author's."""
+    """No text names a folder of the author's machine."""
     assert re.findall(r"(?<![\w.])/(?:work|root|home|mnt)/[\w/]*", path.read_text()) == []
 
 
 @pytest.mark.parametrize("path", [path for path in texts() if path.parent != DOCS / "lab"], ids=name)
 def test_a_text_names_files_that_there_are(path: Path) -> None:
-    """Paths from the repository's root, between backquotes."""
+    """Paths between backquotes exist, relative to the repository's root."""
     rooms = "benchmarks|continuum|docs|engine|estimator|eval|examples|tests|tracing"
     named = re.findall(rf"`((?:{rooms})/[\w./-]+)`", path.read_text())
     assert [each for each in named if not (ROOT / each).exists()] == []
 
 
 def test_where_to_look_names_files_that_there_are() -> None:
-    """A bare name is in the folder of the name before it, or in that folder's own rooms."""
+    """A bare name is in the folder of the previous name, or in one of that folder's subfolders."""
     for line in (DOCS / "where-to-look.md").read_text().splitlines():
         folder = ROOT
         for named in re.findall(r"`([\w./-]+)`", line):
@@ -201,7 +201,7 @@ def test_where_to_look_names_files_that_there_are() -> None:
 
 
 def test_each_task_begins_at_a_name_that_is_there() -> None:
-    """Eight tasks, each found in a line: the file and what is in it."""
+    """Each of eight tasks has a line with an existing file and a symbol in it."""
     table = (DOCS / "where-to-look.md").read_text().partition("| question |")[0]
     tasks = [line for line in table.splitlines() if line.startswith("| ") and "begin at" not in line]
     assert len(tasks) == 8
@@ -220,14 +220,14 @@ def words_to_avoid() -> list[str]:
 
 @pytest.mark.parametrize("path", [page for page in spoken() if page.name not in STILL], ids=name)
 def test_a_page_speaks_the_fields_words(path: Path) -> None:
-    """None of those that the glossary says not to use, but in code and in names of files."""
+    """A page uses no word that the glossary excludes, except in code and in names of files."""
     text = re.sub(r"\]\([^)]*\)|`[^`]*`", "", FENCED.sub("", path.read_text()))
     avoided = "|".join(re.escape(word).replace(r"\ ", r"[\s-]+") for word in words_to_avoid())
     assert re.findall(rf"\b(?:{avoided})s?\b", text, re.IGNORECASE) == []
 
 
 def rows(page: Path, heading: str) -> list[list[str]]:
-    """What stands in backquotes in each cell of the first table under a heading."""
+    """The cells of each row of the first table under a heading."""
     text = page.read_text()
     start = text.index(f"\n## {heading}\n")
     table = re.search(r"(?:^\|.*\n)+", text[start:], re.MULTILINE)
@@ -240,7 +240,7 @@ def names_in(cell: str) -> list[str]:
 
 
 def test_the_tables_of_models_are_those_of_the_code() -> None:
-    """Architectures, formats of calls and of reasoning, types."""
+    """Architectures, formats of calls and of reasoning, and types are those of the code."""
     page = DOCS / "models.md"
     native = [name for row in rows(page, "Architectures") for name in names_in(row[0])]
     assert sorted(native) == sorted(NATIVE_MODEL_TYPES)
@@ -264,21 +264,21 @@ def test_the_tables_of_models_are_those_of_the_code() -> None:
 
 @pytest.mark.parametrize("path", sorted((DOCS / "design").glob("*.md")), ids=name)
 def test_a_design_page_is_short(path: Path) -> None:
-    """One subject in at most 900 words; it ends with what holds it."""
+    """A design page has at most 900 words and ends with "Held by"."""
     text = path.read_text()
     assert len(text.split()) <= 900
     assert re.findall(r"^## (.*)$", text, re.MULTILINE)[-1] == "Held by"
 
 
 def test_the_readme_is_one_screen() -> None:
-    """It ends in the docs."""
+    """The README has 30 to 60 lines and ends with "Docs"."""
     readme = (ROOT / "README.md").read_text()
     assert 30 <= len(readme.splitlines()) <= 60
     assert re.findall(r"^## (.*)$", readme, re.MULTILINE)[-1] == "Docs"
 
 
 def test_the_image_is_built_of_what_there_is() -> None:
-    """The Dockerfile copies files that exist and are not ignored, and all packages; it calls our command."""
+    """The Dockerfile copies existing, unignored files and all packages, and runs our command."""
     text = re.sub(r"\\\n", "", (ROOT / "Dockerfile").read_text())
     sources = [word for line in re.findall(r"^COPY (.*) \S+$", text, re.MULTILINE) for word in line.split()]
     assert [source for source in sources if not (ROOT / source).exists()] == []
@@ -297,7 +297,7 @@ def test_the_image_is_built_of_what_there_is() -> None:
 
 
 def attribute_docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """Line and text of each string that stands under an assignment."""
+    """Yields line and text of each string that follows an assignment."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             continue
@@ -309,14 +309,14 @@ def attribute_docstrings(source: str) -> Iterator[tuple[int, str]]:
 
 
 def reads_on_its_own(docstring: str) -> bool:
-    """A sentence or a noun phrase, not the second half of a sentence that the identifier begins."""
+    """Whether it is a sentence or a noun phrase, and does not need the identifier before it."""
     begins = re.match(r"[A-Z0-9`\[]", docstring) and not re.match(r"(?:Of|By) ", docstring)
     return bool(begins) and docstring.endswith((".", "]", ")", ":"))
 
 
 @pytest.mark.parametrize("package", IN_THE_WHEEL)
 def test_an_attributes_docstring_reads_on_its_own(package: str) -> None:
-    """In the packages of the wheel: a capital, a shape, a number or code first, a full stop last."""
+    """In the wheel's packages they begin with a capital, a shape, a number or code, and end properly."""
     for path in (ROOT / package).rglob("*.py"):
         for line, docstring in attribute_docstrings(path.read_text(encoding="utf-8")):
             assert reads_on_its_own(docstring), f"{name(path)}:{line}: {docstring}"

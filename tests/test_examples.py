@@ -1,6 +1,6 @@
-"""The examples run as they stand, against a real server or a real model, and are short enough to read.
+"""The examples run unchanged, against a real server or a real model, and are short enough to read.
 
-So do the commands and programs of README, quick start, clients and API, but for the port.
+So do the commands and programs of README, quick start, clients and API, except for the port.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def url() -> Iterator[str]:
 
 
 def asked(command: list[str], typed: str = "", where: Path = ROOT, **environment: str) -> str:
-    """What a command prints."""
+    """Runs a command; returns its output."""
     done = subprocess.run(
         command,
         capture_output=True,
@@ -57,7 +57,7 @@ def run(name: str, *arguments: str) -> str:
 
 @contextmanager
 def started(name: str, *arguments: str) -> Iterator[None]:
-    """An example that serves."""
+    """Runs an example that serves."""
     process = subprocess.Popen([sys.executable, str(EXAMPLES / name), *arguments])
     try:
         yield
@@ -67,7 +67,7 @@ def started(name: str, *arguments: str) -> Iterator[None]:
 
 
 def blocks(page: str, language: str, url: str) -> list[str]:
-    """A page's blocks of a language, as they are with the server and the model of these tests."""
+    """A page's blocks of a language, with the server and the model of these tests."""
     text = (ROOT / page).read_text().replace("http://localhost:8000", url.removesuffix("/v1"))
     text = text.replace("localhost:8000", url.removesuffix("/v1"))
     text = re.sub(r"\bMODEL\b", NAME, text)
@@ -75,14 +75,14 @@ def blocks(page: str, language: str, url: str) -> list[str]:
 
 
 def lines(page: str, url: str) -> list[str]:
-    """Its commands for the shell, without comments."""
+    """The page's shell commands, without comments."""
     text = "".join(blocks(page, "sh", url)).replace("\\\n", " ")
     return [line for each in text.splitlines() if (line := re.sub(r"\s+#.*", "", each).strip())]
 
 
 @pytest.mark.slow
 def test_a_question_is_answered_and_has_a_receipt(url: str) -> None:
-    """The openai library streams the answer; the receipt comes with its usage."""
+    """The openai library streams the answer; the receipt is in its usage."""
     said = run("openai_client.py", url, "What can you do?")
     assert "I am a small model." in said
     assert "'cached_tokens': 0" in said
@@ -90,7 +90,7 @@ def test_a_question_is_answered_and_has_a_receipt(url: str) -> None:
 
 @pytest.mark.slow
 def test_an_agents_loop_finds_its_history_cached(url: str) -> None:
-    """Both files are read, the sum is right, and all later turns find their prefix."""
+    """The agent reads both files and adds correctly, and all later turns hit their prefix."""
     said = run("agent_loop.py", url, "Add the plants of north.txt and south.txt.")
     assert "643" in said.splitlines()[-1]
     cached = [int(line.split()[1]) for line in said.splitlines() if line.startswith("cached")]
@@ -100,7 +100,7 @@ def test_an_agents_loop_finds_its_history_cached(url: str) -> None:
 
 @pytest.mark.slow
 def test_a_job_without_a_server() -> None:
-    """The second turn's prompt was cached, up to its last block."""
+    """The second turn's prompt hits the cache, up to its last block."""
     first, second = run("offline.py", str(folder())).splitlines()
     assert first.startswith("0 of ")
     assert int(second.split()[0]) > 100
@@ -108,20 +108,20 @@ def test_a_job_without_a_server() -> None:
 
 @pytest.mark.slow
 def test_a_policy_of_ones_own_decides() -> None:
-    """The prompt that came second and is shorter runs first."""
+    """The second, shorter prompt runs first."""
     assert run("custom_policy.py", str(folder())) == "first to run: A short one.\n"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
 def test_a_page_asks_as_it_says(page: str, url: str) -> None:
-    """Its ``curl`` command is answered."""
+    """The page's ``curl`` command is answered."""
     (command,) = (line for line in lines(page, url) if line.startswith("curl"))
     assert "I am a small model." in asked(["bash", "-c", f"{command} -sf"])
 
 
 @pytest.mark.slow
 def test_the_quick_starts_programs_run(url: str) -> None:
-    """The one for a server, and the one without, of a folder."""
+    """Both programs run: the client of a server, and the one that loads a model folder."""
     served, alone = blocks("docs/quickstart.md", "python", url)
     said = asked([sys.executable, "-c", served])
     assert "I am a small model." in said
@@ -131,7 +131,7 @@ def test_the_quick_starts_programs_run(url: str) -> None:
 
 @pytest.mark.slow
 def test_the_quick_start_chats_as_it_says(url: str, tmp_path: Path) -> None:
-    """Each line, with the server of these tests in place of one of its own."""
+    """Each chat command works with the server of these tests."""
     talks = [line for line in lines("docs/quickstart.md", url) if line.startswith("continuum chat")]
     assert len(talks) == 4
     for line in talks:
@@ -142,7 +142,7 @@ def test_the_quick_start_chats_as_it_says(url: str, tmp_path: Path) -> None:
 
 
 def test_every_command_of_the_quick_start_is_known(url: str) -> None:
-    """Those that are not run here set up the machine, or serve."""
+    """The commands that the tests do not run set up the machine, or serve."""
     others = [
         line for line in lines("docs/quickstart.md", url) if not line.startswith(("curl", "continuum chat"))
     ]
@@ -166,7 +166,7 @@ ASK = {
     "OpenAIChatModel": "pydantic_ai.Agent(it).run_sync(messages[0]['content']).output",
     "litellm.completion": "it.choices[0].message.content",
 }
-"""How what a block of clients makes is asked."""
+"""How to send a prompt with the object that a page's block makes."""
 CLIENTS = """
 import agents, anthropic, langchain_openai, litellm, openai, pydantic_ai
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -178,7 +178,7 @@ messages = [{"role": "user", "content": "What can you do?"}]
 
 @pytest.mark.slow
 def test_clients_ask_as_their_blocks_say(url: str) -> None:
-    """What each block makes is answered; Claude Code's and Codex's are below, the others are elsewhere."""
+    """Each block's client gets an answer; Claude Code's and Codex's are below, others in other files."""
     made = blocks("docs/clients.md", "python", url)
     kinds = [block.partition("(")[0] for block in made]
     assert sorted(kinds) == sorted(ASK)
@@ -191,7 +191,7 @@ def test_clients_ask_as_their_blocks_say(url: str) -> None:
 
 @pytest.mark.slow
 def test_claude_code_is_told_where_to_ask(url: str, tmp_path: Path) -> None:
-    """A stand-in for ``claude`` that asks by Anthropic's library, with the environment of the page alone."""
+    """A stand-in for ``claude`` with Anthropic's library needs only the environment of the page."""
     program = """\
         import anthropic, os
         asked = [{"role": "user", "content": "What can you do?"}]
@@ -210,7 +210,7 @@ def test_claude_code_is_told_where_to_ask(url: str, tmp_path: Path) -> None:
 
 
 def test_codex_is_told_where_to_ask(url: str) -> None:
-    """Its settings name a provider whose Responses are answered."""
+    """The page's settings name a provider whose Responses are answered."""
     (text,) = blocks("docs/clients.md", "toml", url)
     settings = tomllib.loads(text)
     provider = settings["model_providers"][settings["model_provider"]]
@@ -221,7 +221,7 @@ def test_codex_is_told_where_to_ask(url: str) -> None:
 
 
 def test_all_endpoints_are_in_the_table(url: str) -> None:
-    """docs/api.md has each method and path of the server's own description, and no other."""
+    """docs/api.md has exactly the methods and paths of the server's OpenAPI document."""
     described = httpx.get(f"{url.removesuffix('/v1')}/openapi.json").json()["paths"]
     served = {(method.upper(), path) for path, methods in described.items() for method in methods}
     page = (ROOT / "docs" / "api.md").read_text()
@@ -235,7 +235,7 @@ def test_all_endpoints_are_in_the_table(url: str) -> None:
 
 
 def test_signals_are_sent_as_the_page_says(url: str) -> None:
-    """Of a job that is there, each command of docs/api.md is answered."""
+    """Each command of docs/api.md is answered for an existing job."""
     body = {"messages": [{"role": "user", "content": "Add the plants."}], "max_tokens": 4, "job_id": "JOB"}
     receipt = httpx.post(f"{url}/chat/completions", json=body, timeout=60).json()["usage"]["receipt"]
     page = (ROOT / "docs" / "api.md").read_text()
@@ -246,7 +246,8 @@ def test_signals_are_sent_as_the_page_says(url: str) -> None:
 
 @pytest.mark.slow
 def test_the_policies_of_the_page_decide(tmp_path: Path) -> None:
-    """Both of docs/writing-a-policy.md run in a simulator: one orders, the other keeps what jobs reuse."""
+    """Both policies of docs/writing-a-policy.md run in a simulator: one orders, the other keeps what jobs
+    reuse."""
     page = (ROOT / "docs" / "writing-a-policy.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     policies = [block for block in blocks if "class " in block]
@@ -267,8 +268,8 @@ def test_the_policies_of_the_page_decide(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_one_server_computes_prompts_and_another_goes_on(model_folder: Path, tmp_path: Path) -> None:
-    """One address for both: chat, streamed, and Responses begin with KV that was fetched; a short prompt and
-    other routes are the second server's alone."""
+    """One address serves both: long prompts of chats and Responses use KV from the first server; short
+    prompts and other routes use only the second."""
     (port,) = free_ports(1)
     text = "The page says that the plants in the north are dry, and that the east has rain. " * 4
     with running_pair(model_folder, tmp_path) as pair:
@@ -297,7 +298,7 @@ def test_one_server_computes_prompts_and_another_goes_on(model_folder: Path, tmp
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_an_example_is_short_and_run_here(path: Path) -> None:
-    """Under 60 lines, and none without a test above."""
+    """An example has less than 60 lines and a test above."""
     text = path.read_text()
     assert len(text.splitlines()) < 60
     tests = Path(__file__).read_text()

@@ -1,4 +1,4 @@
-"""The flags of ``continuum serve`` stay few enough to read: grouped, explained, and the usual ones first."""
+"""The flags of ``continuum serve`` stay readable: few, grouped, explained, and the usual ones first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eval.cli.main import main
 from eval.cli.serve_flags import EXPERIMENTAL, SHORT_HELP, add_serve_arguments
 
 MAX_FLAGS = 94
-"""A flag more needs a flag less, or a line in ``REASONS``."""
+"""A new flag replaces another one, or needs a line in ``REASONS``."""
 REASONS: dict[str, str] = {
     "--learn-order": "A trainer takes a core for seconds; whether one is to spare only its operator knows.",
     "--enable-expert-parallel": "V1's; which way is faster depends on the model and the devices.",
@@ -55,7 +55,7 @@ REASONS: dict[str, str] = {
     "--disable-cascade-attn": "V1's; whether many share a long prefix depends on the load.",
     "--router": "Whoever compares with V1's balancer needs both in one server.",
 }
-"""Flags beyond the cap, each with why no config record's default, nor an existing flag, would do."""
+"""Flags beyond the cap, with the reason why neither a config default nor an existing flag would do."""
 MAX_SHORT_HELP = 35
 MAX_EXPERIMENTAL = 12
 MAX_SECTION = 16
@@ -69,7 +69,7 @@ def flags() -> list[tuple[str | None, argparse.Action]]:
 
 
 def shown_by(word: str | None, capsys: pytest.CaptureFixture[str]) -> str:
-    """What ``continuum serve --help[=WORD]`` prints."""
+    """The output of ``continuum serve --help[=WORD]``."""
     with pytest.raises(SystemExit) as exit_info:
         main(["serve", "--help" if word is None else f"--help={word}"])
     assert exit_info.value.code == 0
@@ -77,7 +77,7 @@ def shown_by(word: str | None, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def names_in(shown: str) -> set[str]:
-    """The flags that a help lists."""
+    """The flags that a help text lists."""
     return set(re.findall(r"^  (?:-\w+ \w+, )?(--[a-z-]+)", shown, re.MULTILINE)) - {"--help"}
 
 
@@ -89,7 +89,7 @@ def test_there_are_no_more_flags_without_a_reason() -> None:
 
 @pytest.mark.parametrize(("title", "action"), flags(), ids=lambda value: getattr(value, "dest", None))
 def test_every_flag_has_a_section_and_a_text(title: str | None, action: argparse.Action) -> None:
-    """A text begins with a capital letter, and the formatter adds the default: it has no full stop."""
+    """A help text begins with a capital letter and has no full stop: the formatter adds the default."""
     assert title not in (None, "options", "positional arguments"), "give it a FlagGroup"
     text = action.help or ""
     assert re.match(r"[A-Z/]|median-horizon rule|fixed rule", text), text
@@ -99,14 +99,14 @@ def test_every_flag_has_a_section_and_a_text(title: str | None, action: argparse
 
 @pytest.mark.parametrize(("title", "action"), flags(), ids=lambda value: getattr(value, "dest", None))
 def test_a_flag_says_its_unit(title: str | None, action: argparse.Action) -> None:
-    """In the text, too: a metavar is easily overlooked."""
+    """The help text names the unit, too: a metavar is easily overlooked."""
     unit = {"SECONDS": "second", "BYTES": "byte", "TOKENS": "token", "GIB": "GiB", "FRACTION": "raction"}
     if action.metavar in unit:
         assert unit[str(action.metavar)] in (action.help or "")
 
 
 def test_a_flag_without_a_default_says_what_happens_without_it() -> None:
-    """But for a path, a socket or a switch: nothing happens."""
+    """Exceptions are a path or a socket whose absence changes nothing."""
     nothing = {"uds", "tool_parser_plugin", "kv_offloading_disk_path", "ssl_ca_certs"}
     for _, action in flags():
         if action.default in (None, argparse.SUPPRESS) and action.dest not in nothing:
@@ -142,7 +142,7 @@ def test_the_full_help_has_every_flag_and_marks_the_experimental(capsys: pytest.
         if action.option_strings
     }
     assert names_in(shown) == known
-    assert " ".join(shown.split()).count(" [experimental]") == len(EXPERIMENTAL) + 1  # and the last line
+    assert " ".join(shown.split()).count(" [experimental]") == len(EXPERIMENTAL) + 1  # one in the last line
 
 
 @pytest.mark.parametrize(
@@ -161,12 +161,12 @@ def test_a_word_finds_flags_and_sections(word: str, found: str, capsys: pytest.C
 
 
 def test_a_word_that_finds_nothing_shows_the_short_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """As does the name of a model behind ``--help``, which is no word to look for."""
+    """A word that finds nothing, or a model's name after ``--help``, shows the short help."""
     assert shown_by("Qwen/Qwen3-0.6B", capsys) == shown_by(None, capsys)
 
 
 def test_no_ablation_is_offered_to_a_server(capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither in the help nor in the error; the simulator lists and takes them."""
+    """Neither serve's help nor its errors list ablations; the simulator lists and accepts them."""
     assert "without-" not in shown_by("all", capsys)
     assert main(["serve", "m", "--scheduling-policy", "lru"]) == 2
     assert "without-" not in capsys.readouterr().err
@@ -176,7 +176,7 @@ def test_no_ablation_is_offered_to_a_server(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_help_goes_to_stdout() -> None:
-    """So that a pager gets it."""
+    """Help goes to stdout, so that a pager gets it."""
     command = [sys.executable, "-m", "eval.cli.main", "serve", "--help=all"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

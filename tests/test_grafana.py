@@ -1,6 +1,6 @@
-"""Holds the dashboard and the alert rules to the truth: a real server has every metric and label they name.
+"""Checks the dashboard and the alert rules: a real server has every metric and label that they name.
 
-Where Prometheus is installed, its own ``promtool`` reads the rules too, and fires them.
+Where Prometheus is installed, its own ``promtool`` also parses the rules and fires them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"][
 FROM_SCRAPING = frozenset({"job", "instance"})
 """Labels that Prometheus itself adds."""
 OF_PROMETHEUS = frozenset({"up"})
-"""Series that it makes."""
+"""Series that Prometheus itself adds."""
 NO_METRIC = frozenset(
     {"sum", "max", "rate", "increase", "deriv", "histogram_quantile", "min_over_time", "by", "and"}
 )
-"""What else an expression may be made of."""
+"""Other words of an expression."""
 GRID_COLUMNS = 24
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "make"}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
@@ -47,11 +47,11 @@ TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a PromQL expression names."""
+    """The metrics and labels in a PromQL expression."""
 
     metrics: frozenset[str]
     labels: frozenset[tuple[str, str]]
-    """Metric and label, of matchers and of what is grouped by."""
+    """Pairs of metric and label, of matchers and of groupings."""
 
     @classmethod
     def read(cls, expression: str) -> Query:
@@ -72,7 +72,7 @@ class Query:
 
 
 class Page:
-    """What a server's /metrics shows: series, and the labels of each."""
+    """A server's /metrics: series, and the labels of each."""
 
     def __init__(self, text: str) -> None:
         self.labels: dict[str, set[str]] = {}
@@ -83,7 +83,7 @@ class Page:
                 self.values[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
 
     def total(self, name: str, **labels: str) -> float:
-        """Of the series of this name that have these labels."""
+        """The sum over the series of this name that have these labels."""
         return sum(
             value
             for (each, has), value in self.values.items()
@@ -93,7 +93,7 @@ class Page:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """Of a server that has served a job of three turns, refused a request and cleaned a prompt."""
+    """Metrics of a server that has served a job of three turns, refused a request and cleaned a prompt."""
     model = make_model_folder(tmp_path_factory.mktemp("model") / "qwen3", max_position_embeddings=2048)
     flags = (
         "--num-gpu-blocks-override",
@@ -114,7 +114,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 def refuse_one_beside_another(http: httpx.Client) -> None:
-    """Alone it would be served."""
+    """Sends a request that is refused because another one runs."""
     long = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     with http.stream("POST", "/v1/completions", json=long) as running:
         lines = running.iter_lines()
@@ -138,13 +138,13 @@ def serve_a_job(http: httpx.Client) -> None:
             message,
             {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "1"},
         ]
-    # What the core counted with the last turn comes with its next step.
+    # The core's counts of the last turn come with its next step.
     http.post("/v1/completions", json={"prompt": "once more", "max_tokens": 2}).raise_for_status()
 
 
 @pytest.mark.parametrize("expression", [*EXPRESSIONS, *ALERTS])
 def test_every_metric_and_label_is_there(expression: str, page: Page) -> None:
-    """Under the name by which a real server shows it."""
+    """A real server's page has each metric and label of the expression."""
     query = Query.read(expression)
     assert query.metrics
     for metric in query.metrics - OF_PROMETHEUS:
@@ -155,7 +155,7 @@ def test_every_metric_and_label_is_there(expression: str, page: Page) -> None:
 
 
 def test_a_wrong_name_would_be_found(page: Page) -> None:
-    """The test above reads expressions as Prometheus does: each kind of mistake shows."""
+    """The test above parses expressions like Prometheus: it would find each kind of mistake."""
     query = Query.read('sum by (cause, le) (rate(continuum:no_such_total{cuase="x"}[5m])) / up > 0')
     assert query.metrics == {"continuum:no_such_total", "up"}
     assert {label for metric, label in query.labels if metric != "up"} == {"cause", "le", "cuase"}
@@ -163,7 +163,7 @@ def test_a_wrong_name_would_be_found(page: Page) -> None:
 
 
 def test_what_an_operator_asks_of_jobs_is_counted(page: Page) -> None:
-    """One job of three turns that its client said was over; what was held, waited and expected of it."""
+    """A job of three turns that its client finished is counted: pins, waits and predictions."""
     assert page.total("continuum:jobs") == 0
     assert page.total("continuum:jobs_ended_total", outcome="finished") == 1
     assert page.total("continuum:job_turns_sum") == 3
@@ -173,12 +173,12 @@ def test_what_an_operator_asks_of_jobs_is_counted(page: Page) -> None:
     assert page.total("continuum:job_queue_seconds_sum") < page.total("continuum:job_duration_seconds_sum")
     assert page.total("continuum:pin_held_seconds_count", cause="handed_over") == 2
     assert page.total("continuum:pins_ended_total", cause="handed_over") == 2
-    assert page.total("continuum:gap_prediction_error_seconds_count") == 1  # of the first nothing was known
+    assert page.total("continuum:gap_prediction_error_seconds_count") == 1  # Nothing was known of the first.
     assert page.total("vllm:request_success_total", finished_reason="error") == 0
 
 
 def test_the_dashboard_plots_what_is_asked_of_it() -> None:
-    """Jobs, pins by outcome, hit rate, preemptions, waits, KV, recomputed tokens, tokens, queue, errors."""
+    """Charts show jobs, pins by outcome, hit rate, preemptions, waits, KV, recomputed tokens and errors."""
     plotted = set().union(*(Query.read(expression).metrics for expression in EXPRESSIONS))
     assert plotted >= {
         "continuum:jobs",
@@ -203,11 +203,11 @@ def test_the_dashboard_plots_what_is_asked_of_it() -> None:
 
 
 def test_grafana_can_read_the_dashboard() -> None:
-    """What the classic model asks for: a schema version, ids of their own, panels that do not overlap."""
-    assert DASHBOARD["schemaVersion"] >= 36  # data sources are objects since then
+    """The dashboard has what the classic model needs: version, unique ids, panels that do not overlap."""
+    assert DASHBOARD["schemaVersion"] >= 36  # data sources are objects since that version
     assert DASHBOARD["uid"]
     assert DASHBOARD["title"]
-    assert "id" not in DASHBOARD  # the database's: it would fix the dashboard to one of them
+    assert "id" not in DASHBOARD  # A database id would bind the dashboard to one Grafana.
     ids = [panel["id"] for panel in PANELS]
     assert len(set(ids)) == len(ids)
     assert all(
@@ -224,7 +224,7 @@ def test_grafana_can_read_the_dashboard() -> None:
 
 
 def test_the_dashboard_fits_any_grafana() -> None:
-    """Its data source is a variable, and so are job, server and model; no other variable is used."""
+    """The data source is a variable, as are job, server and model; no other variable is used."""
     assert VARIABLES["datasource"]["type"] == "datasource"
     for part in (*CHARTS, *(target for panel in CHARTS for target in panel["targets"])):
         assert part["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
@@ -235,7 +235,7 @@ def test_the_dashboard_fits_any_grafana() -> None:
 
 
 def test_rules_watch_the_job_that_is_scraped() -> None:
-    """The example's job is the one that the rules name; every rule says what has happened, and where."""
+    """The rules name the example's job; every rule says what has happened, and where."""
     scraped = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
     (job,) = (config["job_name"] for config in scraped["scrape_configs"])
     assert scraped["rule_files"] == ["alerts.yml"]
@@ -287,7 +287,7 @@ tests:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Prometheus)")
 def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
-    """Prometheus itself: silent on a server that is well, each alert when its trouble has lasted."""
+    """In Prometheus itself a healthy server fires no alert, and each alert fires when its problem lasts."""
     made = tmp_path / "fired.yml"
     made.write_text(FIRED.replace("RULES", str(FOLDER / "alerts.yml")))
     for command in (["check", "config", str(FOLDER / "prometheus.yml")], ["test", "rules", str(made)]):

@@ -1,4 +1,4 @@
-"""What a repository is expected to have: hooks, a workflow and forms that name what is there."""
+"""The usual files of a repository: hooks, a workflow and forms that name existing things."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read(path: str | Path) -> Any:
 
 
 def test_hooks_run_the_tools_of_the_makefile() -> None:
-    """Each hook names a pinned tool, and tests that are there."""
+    """Each hook names a pinned tool, and existing tests."""
     pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
     (hooks,) = (repo["hooks"] for repo in read(".pre-commit-config.yaml")["repos"])
     for hook in hooks:
@@ -28,7 +28,7 @@ def test_hooks_run_the_tools_of_the_makefile() -> None:
 
 
 def test_the_workflow_runs_what_developers_run() -> None:
-    """And on Pythons that the package says it takes."""
+    """The workflow runs ``make check`` on Pythons that the package supports."""
     workflow = read(".github/workflows/check.yml")["jobs"]["check"]
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     runs = [step["run"] for step in workflow["steps"] if "run" in step]
@@ -41,7 +41,7 @@ def test_the_workflow_runs_what_developers_run() -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
 def test_forms_ask_for_what_commands_print(form: Path) -> None:
-    """Each has a name, an id for each field, and names commands that exist."""
+    """Each form has a name, unique field ids, and names existing commands."""
     fields = read(form)
     assert fields["name"]
     assert fields["description"]

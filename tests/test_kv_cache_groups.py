@@ -38,7 +38,7 @@ def test_nearly_equal_kinds_are_padded() -> None:
 
 
 def test_layers_of_chunks_are_groups_of_their_own() -> None:
-    """As in Llama 4: every fourth layer sees everything."""
+    """Like in Llama 4, every fourth layer has full attention and the others form groups of chunks."""
     groups = groups_of([None] * 12, [8192, 8192, 8192, None] * 3)
     assert [group.attention_chunk for group in groups] == [None, 8192, 8192, 8192]
     assert [group.is_full for group in groups] == [True, False, False, False]
@@ -54,7 +54,7 @@ def test_layers_of_chunks_are_groups_of_their_own() -> None:
 
 @given(st.sampled_from([1, 4, 16]), st.integers(1, 70))
 def test_what_is_held_of_chunks_is_bounded(block_size: int, chunk: int) -> None:
-    """Of each number of blocks those with a token of the chunk that goes on; the bound is reached."""
+    """For each number of blocks, those with a token of the open chunk are held; the bound is tight."""
     group = KVCacheGroup((0,), attention_chunk=chunk)
     held = []
     for num_blocks in range(chunk * 16 // block_size + 1):

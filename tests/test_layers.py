@@ -1,4 +1,4 @@
-"""Holds the layers: walks every import of every package and refuses those that point up or sideways."""
+"""Checks the layers: walks every import of every package and refuses those that point up or sideways."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "eval": {"continuum", "engine", "estimator", "tracing"},
     "benchmarks": {"continuum", "engine", "estimator", "eval", "tracing"},
 }
-"""``benchmarks`` is in no wheel; it may use all that is."""
+"""``benchmarks`` is in no wheel, and may use everything in it."""
 OURS = MAY_IMPORT.keys() | {"tests"}
 
 FLOORS = {
@@ -39,8 +39,8 @@ FLOORS = {
     ),
     "continuum": (("jobs", "learning", "routing"), ("queueing",), ("retention", "reports")),
 }
-"""The rooms of a package from the ground up: a room imports none of a floor above its own. Files that lie
-beside the rooms (messages, errors, configuration) belong to no floor."""
+"""The rooms of a package from the ground up: a room imports no room of a higher floor. Files next to the
+rooms (messages, errors, configuration) belong to no floor."""
 
 IMPURE = {
     "torch",
@@ -56,7 +56,7 @@ IMPURE = {
     "multiprocessing",
     "subprocess",
 }
-"""What the pure core must not know: devices, threads, processes, clocks, text, grammars."""
+"""What the pure core must not import: devices, threads, processes, clocks, text, grammars."""
 
 TORCH_USERS = (
     "engine/worker/",
@@ -65,13 +65,13 @@ TORCH_USERS = (
     "benchmarks/gpu/measures/",
     *(f"eval/agent_model/training/{name}.py" for name in ("examples", "initial_weights", "network", "train")),
 )
-"""Only the worker computes, who measures its kernels or checks it on a GPU, and who trains the bundled model;
-all else must start without torch."""
+"""Users of torch: the worker, benchmarks and GPU checks of its kernels, and the training of the bundled
+model; all else must start without torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One import statement: who imports what, and whether only when a function runs."""
+    """One import statement: the importing file, the target, and whether it runs only with a function."""
 
     path: str
     line: int
@@ -89,7 +89,7 @@ class Import:
 
 
 def imports_of(path: Path, root: Path) -> Iterator[Import]:
-    """All imports of a file, those for type checking and those inside functions too."""
+    """All imports of a file, including those for type checking and those inside functions."""
     name = path.relative_to(root).as_posix()
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=name)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -104,7 +104,7 @@ def imports_of(path: Path, root: Path) -> Iterator[Import]:
 
 
 def fault_of(found: Import) -> str | None:
-    """Why an import must not be, or None."""
+    """Why an import is forbidden, or None."""
     if found.root == "eval" and found.bare:
         return "hides the builtin eval: write `from eval.x import y`"
     if found.root in OURS and found.root != found.package and found.root not in MAY_IMPORT[found.package]:
@@ -119,7 +119,7 @@ def fault_of(found: Import) -> str | None:
 
 
 def _room_above(found: Import) -> str | None:
-    """The room that an import points up to, within a package that has floors."""
+    """The room on a higher floor that an import names, in a package that has floors."""
     floors = FLOORS.get(found.package, ())
     height = {room: floor for floor, rooms in enumerate(floors) for room in rooms}
     own, other = found.path.split("/")[1], [*found.target.split("."), ""][1]
@@ -141,12 +141,12 @@ def violations(root: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_imports_point_down_only() -> None:
-    """No package imports one above or beside it, and the core stays pure."""
+    """No package imports one above or next to it, and the core stays pure."""
     assert violations(REPOSITORY) == []
 
 
 def test_the_core_loads_no_heavy_library() -> None:
-    """Importing the scheduler pulls in neither torch nor sockets nor tokenizers, even indirectly."""
+    """Importing the scheduler loads no torch, sockets or tokenizers, even indirectly."""
     code = (
         "import sys, pkgutil, importlib, engine.core as core\n"
         "names = [module.name for module in pkgutil.walk_packages(core.__path__, 'engine.core.')]\n"
@@ -182,7 +182,7 @@ def test_the_core_loads_no_heavy_library() -> None:
     ],
 )
 def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str, complaint: str) -> None:
-    """Each rule, broken in a tree of its own, is reported with file and line."""
+    """A violation of each rule, in a separate tree, is reported with file and line."""
     file = tmp_path / path
     file.parent.mkdir(parents=True)
     file.write_text(source, encoding="utf-8")
@@ -202,7 +202,7 @@ def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str, c
     ],
 )
 def test_a_proper_import_passes(tmp_path: Path, path: str, source: str) -> None:
-    """What the layers allow is not reported."""
+    """Allowed imports are not reported."""
     file = tmp_path / path
     file.parent.mkdir(parents=True)
     file.write_text(source, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A line of the log is a line of ours: no name from a request forges one, or commands the terminal."""
+"""Log lines are only ours: no name in a request forges a line, or sends commands to the terminal."""
 
 from __future__ import annotations
 

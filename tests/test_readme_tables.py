@@ -1,4 +1,4 @@
-"""What the simulator tutorial prints of deterministic commands is what they print."""
+"""The simulator tutorial shows the current output of its deterministic commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRITE_ANEW = "make readme-tables puts in what is printed now"
 
 
 def test_a_workload_is_what_the_tutorial_prints(tmp_path: Path) -> None:
-    """Line by line, but for what it leaves out."""
+    """The output has every line of the tutorial, in order; the tutorial may elide lines."""
     found = block(WORKLOAD)
     (command,) = commands(found["command"])
     command[command.index("--out") + 1] = str(tmp_path / "jobs.jsonl")
@@ -37,13 +37,13 @@ def test_a_workload_is_what_the_tutorial_prints(tmp_path: Path) -> None:
 
 
 def cells(line: str) -> list[str]:
-    """A row of the table without its ratio and its stars, which are about other rows."""
+    """A row of the table without its ratio and its stars, which depend on other rows."""
     plain = re.sub(r"[\d.]+x( [\d.]+-[\d.]+)?| -  ", " ", line.replace("*", ""))
     return plain.replace("± ", "±").split()
 
 
 def row(table: str, policy: str) -> list[str]:
-    """At the higher rate."""
+    """A policy's row at the higher rate."""
     rows = table[table.index(f"{RATE:g} jobs/s") :].splitlines()
     (found,) = [line for line in rows if line.split()[:1] == [policy]]
     return cells(found)
@@ -52,7 +52,7 @@ def row(table: str, policy: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_simulation_is_what_the_tutorial_prints(tmp_path: Path) -> None:
-    """Of its policies the one that changes, at the rate at which memory is short."""
+    """``continuum``, at the rate at which memory is short, gives the tutorial's row."""
     found = block(SIMULATE)
     (command,) = commands(found["command"])
     flags = {"--rate": f"{RATE:g}", "--policies": "continuum", "--json": str(tmp_path / "today.json")}
@@ -65,7 +65,7 @@ def test_the_simulation_is_what_the_tutorial_prints(tmp_path: Path) -> None:
 
 
 def test_the_measurements_are_those_of_the_table() -> None:
-    """``docs/lab/measurements.md`` and the tutorial are of the same runs."""
+    """``docs/lab/measurements.md`` and the tutorial show the same runs."""
     measured = MEASUREMENTS.read_text("utf-8")
     table = block(SIMULATE)["output"]
     for policy in POLICIES:

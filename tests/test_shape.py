@@ -1,6 +1,6 @@
-"""Caps on the length of files and functions, and on the modules of a room.
+"""Caps on the length of files and functions, and on the number of modules of a room.
 
-What is longer is listed with the reason why it is one thing, and with a cap of its own. An entry that is no
+Longer ones are listed with the reason why they are one thing, and with their own cap. An entry that is no
 longer needed fails, too.
 """
 
@@ -32,7 +32,7 @@ LONGER_FILES = {
     "engine/core_process/core_client.py": (480, "Every call to the core, each a few lines."),
     "engine/frontend/async_llm.py": (405, "The engine as servers use it: a method for each of its promises."),
     "engine/tool_parsers/catalog.py": (475, "A table: the formats of calls and of reasoning, by name."),
-    "engine/messages.py": (417, "Every message between processes, field by field."),
+    "engine/messages.py": (419, "Every message between processes, field by field."),
     "engine/metrics/table.py": (481, "A table: each metric with its help text."),
     "eval/agent_model/training/kinds.py": (470, "A table: the kinds of tasks that the bundled model learns."),
     "eval/cli/serve_flags.py": (526, "A table: the flags of one command."),
@@ -90,7 +90,7 @@ def _is_in_the_wheel(name: str) -> bool:
 
 
 def _functions(name: str) -> Iterator[tuple[str, int]]:
-    """The key and the number of lines of each function of a file."""
+    """Yields the key and the number of lines of each function of a file."""
     for node in ast.walk(ast.parse(_text(name))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
@@ -98,12 +98,12 @@ def _functions(name: str) -> Iterator[tuple[str, int]]:
 
 
 def _over(sizes: dict[str, int], cap: int, exceptions: dict[str, tuple[int, str]]) -> dict[str, int]:
-    """What is larger than its cap."""
+    """Names and sizes that exceed their cap."""
     return {name: size for name, size in sizes.items() if size > exceptions.get(name, (cap,))[0]}
 
 
 def _not_needed(sizes: dict[str, int], cap: int, exceptions: dict[str, tuple[int, str]]) -> list[str]:
-    """Exceptions for what is gone, or within the cap of all."""
+    """Exceptions for what is gone, or does not exceed the general cap."""
     return [name for name in exceptions if sizes.get(name, 0) <= cap]
 
 
@@ -121,7 +121,7 @@ ROOMS = dict(
 
 @cache
 def _all_functions() -> dict[str, int]:
-    """The longest of the functions of one name in one file. Parsing all takes seconds: not on import."""
+    """Lengths by file and function, the longest for equal names. Parsing takes seconds, so not on import."""
     return dict(sorted((key, size) for name in SOURCES for key, size in _functions(name)))
 
 

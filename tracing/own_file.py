@@ -25,10 +25,10 @@ def shared_file(read: Sequence[Named], written: Sequence[Named]) -> str | None:
     for place, (option, path) in enumerate(outputs):
         for other, file in inputs:
             if _is_same(path, file):
-                return f"{other} and {option} are one file, {path}: it would be written over"
+                return f"{other} and {option} are the same file, {path}: it would be overwritten"
         for other, file in outputs[:place]:
             if _is_same(path, file):
-                return f"{other} and {option} are one file, {path}: one result would be lost"
+                return f"{other} and {option} are the same file, {path}: one result would be lost"
     return None
 
 

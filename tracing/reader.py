@@ -264,5 +264,5 @@ def _check_continues(line: TraceLine, first: TraceHeader, number: int) -> bool:
         raise
     begun = (first.wall_time_s, first.monotonic_s)
     if header.part != number or (header.wall_time_s, header.monotonic_s) != begun:
-        raise TraceError(f"{line.place}: not part {number} of the trace that the files before it are of")
+        raise TraceError(f"{line.place}: not part {number} of the trace in the files before it")
     return True

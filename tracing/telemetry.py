@@ -94,7 +94,7 @@ class Telemetry:
                 self._spans.take(item)
             except Exception:  # one bad event must not end the telemetry
                 self._num_lost += 1
-                logger.exception("An event could not be made a span of.")
+                logger.exception("An event could not be converted to a span.")
         self._spans.close(item)
 
 

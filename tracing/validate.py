@@ -141,4 +141,4 @@ def _remarks(report: TraceReport, num_gaps: int) -> Iterator[str]:
     elif report.end.dropped:
         yield f"{report.end.dropped:,} events are missing: they came faster than they could be written."
     if num_gaps:
-        yield f"After each of its {num_gaps:,} gaps nothing is known of what was before."
+        yield f"After each of its {num_gaps:,} gaps, what came before is unknown."

@@ -231,5 +231,5 @@ class TraceWriter:
 
 def _warn_of_drops() -> None:
     logger.warning(
-        "The trace loses events: they come faster than they can be written. Its last line has the number."
+        "The trace loses events: they come faster than they can be written. Its last line has their number."
     )

@@ -273,7 +273,7 @@ class CoreGroupClient:
                     return
         except (EngineDeadError, EngineGenerateError) as error:
             if not client.dead:
-                logger.error("Engine core %d cannot become what the others are: %s", engine.index, error)
+                logger.error("Engine core %d cannot get the state of the others: %s", engine.index, error)
         if not self._closed:
             self._on_core_died(engine.index, client)
             self._end_if_none_is_left()

@@ -126,7 +126,7 @@ class NodeChannel:
             try:
                 message: NodeMessage = _decoder.decode(receive_exactly(self._connection, length, deadline))
             except msgspec.DecodeError as error:
-                raise ConnectionError(f"no message of a node: {error}") from error
+                raise ConnectionError(f"not a message of a node: {error}") from error
             if not isinstance(message, Beat):
                 return message
 

@@ -111,7 +111,7 @@ class NodeListener:
         try:
             hello = channel.receive(is_first=True)
             if not isinstance(hello, Hello):
-                raise ConnectionError("it did not say hello")
+                raise ConnectionError("it did not send a hello message")
             refusal = self._refusal(hello)
             if refusal is not None:
                 logger.warning("A node for engine core %d is refused: %s.", hello.engine, refusal.reason)
@@ -121,7 +121,7 @@ class NodeListener:
             channel.send(Welcome())
             channel.beat()
         except OSError as error:
-            logger.debug("A connection for nodes came to nothing: %s", error)
+            logger.debug("A connection of a node failed: %s", error)
             channel.close()
             return
         with self._changed:

@@ -112,7 +112,7 @@ def _node_maker(ray: Any, config: EngineConfig, num_nodes: int) -> Callable[[Nod
         needed["GPU"] = num_ranks * num_nodes
     if any(ray.cluster_resources().get(name, 0) < count for name, count in needed.items()):
         start_log.warning(
-            "The Ray cluster has %s; %d engine cores need %s. Those without a place wait for one.",
+            "The Ray cluster has %s; %d engine cores need %s. Some cores wait for free resources.",
             resources_of(ray),
             num_nodes,
             " and ".join(f"{count} {name}" for name, count in needed.items()),

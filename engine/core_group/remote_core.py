@@ -84,7 +84,7 @@ class RemoteCore:
                     self._engine,
                     reported - started,
                 )
-        raise EngineDeadError("The engine core was stopped before a node had come for it.")
+        raise EngineDeadError("The engine core was stopped before its node connected.")
 
     # ---- the relay ----
 

@@ -120,7 +120,7 @@ class CoreRestarts(Generic[Handle]):
                 self._closing.wait(delay_s)
                 delay_s = min(2 * delay_s, LONGEST_DELAY_S)
             else:
-                start_log.info("Engine core %d is there, as process %d.", index, handle.pid)
+                start_log.info("Engine core %d is ready again, as process %d.", index, handle.pid)
                 self._on_back(index, handle)
                 return
         if not self._closing.is_set():

@@ -37,7 +37,7 @@ class Reason(StrEnum):
     KEPT = "paused with all that runs"
     ASLEEP = "asleep"
     RESTING = "coming to rest"
-    NO_WEIGHTS = "without weights: the last ones could not be loaded, nor those before"
+    NO_WEIGHTS = "without weights: neither the new ones nor those before could be loaded"
 
 
 class CoreOperations:
@@ -220,4 +220,4 @@ class CoreOperations:
 def _at_once(is_done: bool) -> None:
     """Raise RequestError unless it is done: a core that serves nothing yet rests already."""
     if not is_done:
-        raise RequestError("A core that joins has requests.", "record")
+        raise RequestError("A core that joins the group must not have requests.", "record")

@@ -189,7 +189,7 @@ def check_request(message: EngineCoreRequest, ready: EngineReady) -> None:
     """Validate again what the InputProcessor has checked: a client that does not use it must not stop the
     core. Raises RequestError."""
     if (message.pooling is None) is not (ready.pooling is None):
-        raise RequestError("The request is not for what this model does.", "model")
+        raise RequestError("The request does not fit the model: only one of them pools.", "model")
     num_before = 0 if message.continues is None else message.continues.num_tokens
     num_tokens = num_before + len(message.prompt_token_ids)
     most_tokens = ready.max_model_len - (ready.pooling is None)

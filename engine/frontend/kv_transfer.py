@@ -75,7 +75,7 @@ class KVTransferDoor:
         config = self._config
         if config is None or not config.leases_out:
             raise RequestError(
-                f"{FIELD}.do_remote_decode: this server leases no KV out (kv_transfer_config, kv_role).",
+                f"{FIELD}.do_remote_decode: this server does not lease KV (kv_transfer_config, kv_role).",
                 FIELD,
             )
         return KVLeaseOrder(secrets.token_hex(16), config.kv_connector_extra_config.lease_s)

@@ -184,7 +184,7 @@ class LLM(PoolingMethods):
         if options is not None:
             if media:
                 raise RequestError(
-                    "tokenization_kwargs is not for a prompt with pictures.", "tokenization_kwargs"
+                    "tokenization_kwargs is not supported for a prompt with pictures.", "tokenization_kwargs"
                 )
             most = self.engine.ready.max_model_len - (params.max_tokens or 1)
             prompt = options.tokens(self.engine.tokenizer, prompt, most)

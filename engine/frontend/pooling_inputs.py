@@ -159,14 +159,14 @@ class PoolingInputs:
         """A text without its last ``num_tokens`` tokens. RequestError if it has no more than that."""
         if self._backend is None:
             raise RequestError(
-                "truncate_prompt_tokens is not for this model: its tokenizer does not tell where tokens are.",
+                "truncate_prompt_tokens is not supported: the tokenizer of this model has no token offsets.",
                 "truncate_prompt_tokens",
             )
         begins = [begin for begin, _ in self._backend.encode(document, add_special_tokens=False).offsets]
         if len(begins) <= num_tokens:
             around = limit + num_tokens - len(begins)
             raise RequestError(
-                f"truncate_prompt_tokens must be more than the {around} tokens around a document, "
+                f"truncate_prompt_tokens must be more than {around}, the tokens around the document, "
                 f"got {limit}.",
                 "truncate_prompt_tokens",
             )
@@ -176,7 +176,7 @@ class PoolingInputs:
         """A text up to the end of its first ``max_tokens`` tokens."""
         if self._backend is None:
             raise RequestError(
-                "max_tokens_per_doc is not for this model: its tokenizer does not tell where tokens are.",
+                "max_tokens_per_doc is not supported: the tokenizer of this model has no token offsets.",
                 "max_tokens_per_doc",
             )
         text = readable(text[: MAX_TOKEN_CHARS * max_tokens])
@@ -192,7 +192,7 @@ class PoolingInputs:
     def _refuse_limit(self, limit: int | None) -> None:
         if limit is not None:
             raise RequestError(
-                "truncate_prompt_tokens is not for this model: what its inputs end with must stay.",
+                "truncate_prompt_tokens is not supported for this model: the end of its inputs must stay.",
                 "truncate_prompt_tokens",
             )
 

@@ -205,7 +205,7 @@ class PoolingMethods:
         firsts, seconds = paired(_as_texts(data_1), _as_texts(data_2), "data_1", "data_2")
         model, inputs = model_that_pools(self.engine.ready.pooling), self._pooling_inputs
         if chat_template is not None and not model.is_cross_encoder:
-            raise RequestError("chat_template is for a cross-encoder's pairs.", "chat_template")
+            raise RequestError("chat_template needs a cross-encoder.", "chat_template")
         template = None if chat_template is None else inputs.pair_template(chat_template)
         if "embed" in model.tasks:
             asked = pooling_params, truncate_prompt_tokens, lora_request, use_tqdm
@@ -281,7 +281,7 @@ def paired(
         firsts = firsts * len(seconds)
     if len(firsts) != len(seconds):
         raise RequestError(
-            f"{first_name} must be one text, or as many as {second_name}: {len(firsts)} and {len(seconds)}.",
+            f"{first_name} needs one text or as many as {second_name}, got {len(firsts)} and {len(seconds)}.",
             first_name,
         )
     return firsts, seconds

@@ -154,9 +154,9 @@ class StreamingSession:
 
 def _check(params: SamplingParams, context: RequestContext) -> None:
     if params.n != 1:
-        raise RequestError("n must be 1 in a session: one output goes on.", "n")
+        raise RequestError("n must be 1 in a session: it continues a single output.", "n")
     if params.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs is not told of a session: its prompt grows.", "prompt_logprobs")
+        raise RequestError("prompt_logprobs does not work in a session: its prompt grows.", "prompt_logprobs")
     if context.kv_transfer is not None:
         raise RequestError("A session cannot be combined with kv_transfer_params.", "kv_transfer_params")
 
@@ -181,7 +181,7 @@ class StreamingSessions:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields the outputs of a session; RequestError if it is invalid."""
         if request_id in [name for name, _ in self._open]:
-            raise RequestError(f"request_id {request_id!r} is that of a session that is open.", "request_id")
+            raise RequestError(f"request_id {request_id!r} belongs to an open session.", "request_id")
         opened = (request_id, StreamingSession(self._engine, inputs, params, request_id, context))
         self._open.append(opened)
         try:

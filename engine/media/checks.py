@@ -38,5 +38,5 @@ def _fault_of(span: MediaSpan, start: int, num_tokens: int, model: PictureModel)
     if min(sides) < 1 or any(side % model.factor for side in sides):
         return f"is {pixels.width}x{pixels.height} pixels; both sides must be multiples of {model.factor}"
     if span.length > model.max_tokens or span.length != model.num_tokens(*sides):
-        return f"has {span.length} tokens, which is not what its {pixels.width}x{pixels.height} pixels make"
+        return f"has {span.length} tokens, which does not match its {pixels.width}x{pixels.height} pixels"
     return None

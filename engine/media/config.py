@@ -49,7 +49,7 @@ def picture_limits(
     limits: dict[str, int] = {}
     per_prompt = _fields("limit_mm_per_prompt", limit_mm_per_prompt, '{"image": 8}')
     if unknown := sorted(per_prompt.keys() - {"image", "video", "audio"}):
-        raise ConfigError(f"limit_mm_per_prompt must not set {unknown[0]!r}; it knows image.")
+        raise ConfigError(f"limit_mm_per_prompt must not set {unknown[0]!r}; it takes image.")
     for kind, count in per_prompt.items():
         if not _is_count(count):
             raise ConfigError(f"limit_mm_per_prompt: {kind} must be a number from 0, got {count!r}.")

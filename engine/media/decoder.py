@@ -72,7 +72,7 @@ class PictureDecoder:
         if self._closed:
             raise PixelsFailure("The server is shutting down.")
         if code in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL):
-            raise PictureFault("cannot be decoded: it ends its decoder")
+            raise PictureFault("cannot be decoded: it crashes the decoder")
         raise PixelsFailure(f"The process that decodes pictures ended with exit code {code}.")
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -139,8 +139,8 @@ class PictureDownloads:
         for address in addresses:
             if not self._may_reach(address, url.host):
                 raise PictureFault(
-                    f"is at host {url.host[:100]!r} with a private address, which --allowed-media-domains "
-                    "must name itself"
+                    f"is at host {url.host[:100]!r} with a private address, which is not listed in "
+                    "--allowed-media-domains"
                 )
         return addresses[0]
 

@@ -59,7 +59,7 @@ def picture_source(part: Part) -> PictureSource:
             return _of_data_url(data) if _is_data_url(data) else InlinePicture(data)
     url = _url_of(part)
     if url is None:
-        raise PictureFault("holds neither a URL nor data of a picture; files by id are not kept here")
+        raise PictureFault("holds neither a URL nor data of a picture; this server keeps no files by id")
     if _is_data_url(url):
         return _of_data_url(url)
     if url[:8].lower().startswith(("http://", "https://")):

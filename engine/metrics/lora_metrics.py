@@ -21,7 +21,7 @@ class LoRAMetrics:
         self._last: tuple[str, ...] | None = None
         self._info = Gauge(
             "vllm:lora_requests_info",
-            "Adapters of requests that run and of those that wait; the value is when that was so.",
+            "Adapters of running and of waiting requests; the value is the Unix time of the update.",
             ("engine", "max_lora", "running_lora_adapters", "waiting_lora_adapters"),
             registry=registry,
             multiprocess_mode="mostrecent",

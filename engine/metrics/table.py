@@ -40,13 +40,13 @@ REJECTIONS = counter(
 )
 VOLATILE_TEXTS = counter(
     "continuum:prefix_killers_removed",
-    "Volatile texts removed from prompts since they change with every request, by kind.",
+    "Volatile texts removed from prompts because they change with every request, by kind.",
     label="kind",
 )
 CONTINUED_PROMPTS = counter(
     "continuum:continued_prompts",
-    "Prompts that continue a turn whose tokens the API server has, by how they were made: appended "
-    "to it, or rendered as a whole.",
+    "Prompts that continue a turn whose tokens the API server has, by how they were made: by appending "
+    "to these tokens, or by rendering the whole prompt.",
     label="made",
     label_values=("appended", "rendered"),
 )
@@ -116,7 +116,7 @@ TOKENS = (
     ),
     counter(
         "continuum:tokens_without_state",
-        "Tokens recomputed although their KV was cached: there was no state behind them.",
+        "Tokens recomputed although their KV was cached, for lack of a state at their end.",
         SchedulerStats,
         "tokens_without_state",
     ),
@@ -185,7 +185,7 @@ JOBS_AND_PINS = (
     ),
     counter(
         "continuum:superseded_tokens",
-        "Tokens released since their job's next prompt continues without them.",
+        "Tokens released because their job's next prompt continues without them.",
         TurnReceipt,
         "superseded_tokens",
     ),
@@ -199,7 +199,7 @@ JOBS_AND_PINS = (
 TIERS = (
     counter(
         "continuum:host_kv_loaded_tokens",
-        "Tokens whose KV came back from the host tier.",
+        "Tokens whose KV was loaded from the host tier.",
         SchedulerStats,
         "host_loaded_tokens",
     ),
@@ -223,7 +223,7 @@ TIERS = (
     ),
     counter(
         "continuum:disk_kv_loaded_tokens",
-        "Tokens whose KV came back from the disk tier.",
+        "Tokens whose KV was loaded from the disk tier.",
         SchedulerStats,
         "disk_loaded_tokens",
     ),
@@ -255,7 +255,7 @@ TIERS = (
 LOSSES = (
     counter(
         "continuum:trace_events_dropped",
-        "Trace events lost since they came faster than they could be written.",
+        "Trace events lost because they came faster than they could be written.",
         SchedulerStats,
         "trace_dropped",
     ),
@@ -267,7 +267,7 @@ LOSSES = (
     ),
     counter(
         "continuum:kv_events_dropped",
-        "Batches of KV and pin events lost since they came faster than they could be sent.",
+        "Batches of KV and pin events lost because they came faster than they could be sent.",
         SchedulerStats,
         "kv_events_dropped",
     ),
@@ -404,8 +404,8 @@ CONTINUED = (
     CONTINUED_PROMPTS,
     counter(
         "continuum:continued_requests",
-        "Requests that were sent without the tokens of the turn they continue, by whether the core knew "
-        "it, or had to ask for them.",
+        "Requests sent to the core without the tokens of the turn they continue, by whether the core still "
+        "had them, or had to ask for them.",
         ContinuedStats,
         lambda stats: {"known": stats.num_known, "forgotten": stats.num_forgotten},
         label="turn",
@@ -424,7 +424,7 @@ DRAFTS = (
     ),
     counter(
         "vllm:spec_decode_num_accepted_tokens",
-        "Tokens that steps with drafts brought beyond one.",
+        "Accepted draft tokens: tokens of a step beyond its first.",
         SpecDecodingStats,
         "num_accepted_tokens",
     ),

@@ -71,7 +71,7 @@ class Teacher:
             finally:
                 self._child = None
         if child.returncode:
-            last = (errors.decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
+            last = (errors.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
             raise RuntimeError(f"the trainer ended: {last}")
         return model
 

@@ -88,7 +88,7 @@ class GrammarBackend:
         matcher = self._matcher(params)
         for number, text in enumerate(params.texts or ()):
             if text is not None and not self._can_end(params, number, text):
-                raise RequestError(f"{params.field} goes on over the tag that ends its text.", params.field)
+                raise RequestError(f"{params.field} also matches the tag that ends its text.", params.field)
         return CompiledGrammar(matcher, self._tokens, self._eos_token_id)
 
     def _can_end(self, params: StructuredOutputsParams, number: int, text: str) -> bool:
@@ -264,14 +264,14 @@ def _as_exception() -> Iterator[None]:
 def _library_tokens(table: TokenTable) -> LLTokenizer:
     if table.tokenizer_json is None:
         raise RequestError(
-            "This model's tokenizer is pure Python, which structured output cannot work with.",
+            "This model's tokenizer is pure Python, which structured output does not support.",
             "structured_outputs",
         )
     try:
         return LLTokenizer(table.tokenizer_json, n_vocab=table.num_tokens, eos_token=table.eos_token_id)
     except ValueError as error:
         raise RequestError(
-            f"This model's tokenizer does not go with structured output: {_short(str(error))}",
+            f"This model's tokenizer does not work with structured output: {_short(str(error))}",
             "structured_outputs",
         ) from error
 

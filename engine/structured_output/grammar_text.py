@@ -105,7 +105,7 @@ def _json_grammar(params: StructuredOutputsParams, schema: str) -> dict[str, Any
         # The library's own type for options does not allow a dict that is built here.
         return _only_part(LLMatcher.grammar_from_json_schema(schema, options))  # type: ignore[arg-type]
     except ValueError as error:
-        raise RequestError(f"{params.field} is no JSON schema: {error}.", params.field) from error
+        raise RequestError(f"{params.field} is not a valid JSON schema: {error}.", params.field) from error
 
 
 def _only_part(grammar: str) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _as_lark(grammar: str, field: str) -> str:
     try:
         return str(any_to_lark(grammar))
     except Exception as error:  # of many types, as the converter is a parser itself
-        raise RequestError(f"{field} is no grammar: {error}.", field) from error
+        raise RequestError(f"{field} is not a valid grammar: {error}.", field) from error
 
 
 def _reasoning(reasoning: ReasoningSpan, token_ids: TokenIds) -> tuple[str, str]:

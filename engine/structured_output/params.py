@@ -122,7 +122,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
             num_bytes = sum(len(text.encode()) for text in self._texts())
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"{self.field} holds half of a surrogate pair, which is no character.", self.field
+                f"{self.field} holds half of a surrogate pair, which is not a character.", self.field
             ) from error
         if num_bytes > MAX_GRAMMAR_BYTES:
             raise RequestError(
@@ -166,7 +166,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
         try:
             return json.loads(self.tag_text())
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"{self.field} is no JSON: {error}.", self.field) from error
+            raise RequestError(f"{self.field} is not valid JSON: {error}.", self.field) from error
 
     def _as_text(self, value: Any) -> str:
         if isinstance(value, str):

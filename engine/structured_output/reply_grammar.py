@@ -179,5 +179,5 @@ def _callable(tools: Sequence[Tool], name: str | None) -> list[Tool]:
     chosen = [tool for tool in tools if name is None or tool["function"]["name"] == name]
     if not chosen:
         wanted = "a tool" if name is None else f"the tool {name[:100]!r}"
-        raise RequestError(f"tool_choice asks for {wanted}, but tools has none.", "tool_choice")
+        raise RequestError(f"tool_choice needs {wanted}, which is not in tools.", "tool_choice")
     return chosen

@@ -99,7 +99,7 @@ class _Writer:
     def write(self, form: Any, field: str, ends: Ends, depth: int) -> str:
         """An expression for a format that is followed by one of ``ends``."""
         if depth > MAX_DEPTH:
-            raise RequestError(f"{field} lies more than {MAX_DEPTH} formats deep.", field)
+            raise RequestError(f"{field} is nested more than {MAX_DEPTH} formats deep.", field)
         if not isinstance(form, dict):
             raise RequestError(f"{field} must be an object.", field)
         match kind := form.get("type"):
@@ -153,7 +153,7 @@ class _Writer:
         """An expression for a format that another one follows."""
         if _is_endless(form):
             raise RequestError(
-                f"{field} is text without an end, behind which nothing can stand: put it into a tag.", field
+                f"{field} is text without an end, which nothing can follow: put it into a tag.", field
             )
         return self.write(form, field, (), depth + 1)
 

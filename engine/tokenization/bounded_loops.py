@@ -52,7 +52,7 @@ def _counted_one_by_one(items: Iterable[Any], left: list[int]) -> Iterator[Any]:
 def _take(left: list[int], number: int) -> None:
     left[0] -= number
     if left[0] < 0:
-        raise SecurityError(f"the loops of the template have more than {MAX_ITERATIONS:,} turns")
+        raise SecurityError(f"the loops of the template have more than {MAX_ITERATIONS:,} iterations")
 
 
 def check_operator(operator: str, left: Any, right: Any) -> None:

@@ -53,8 +53,8 @@ def is_known_tiktoken_folder(folder: Path, trust_remote_code: bool) -> bool:
     if trust_remote_code:
         return False
     raise ModelLoadError(
-        f"{folder / VOCABULARY_FILE} does not say how texts are split, which is known here of model type "
-        f"{', '.join(_PATTERNS)} alone, not of {model_type!r}: add a tokenizer.json, or trust remote code."
+        f"{folder / VOCABULARY_FILE} does not say how texts are split; this is known only for model type "
+        f"{', '.join(_PATTERNS)}, not for {model_type!r}: add a tokenizer.json, or trust remote code."
     )
 
 
@@ -189,7 +189,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelLoadError(f"Beside {VOCABULARY_FILE} there must be a file {path}.") from None
+        raise ModelLoadError(f"{VOCABULARY_FILE} needs the file {path}, which does not exist.") from None
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):

@@ -42,7 +42,7 @@ class TokenizationOptions:
         if limit is None or len(ids) <= limit:
             return ids
         if limit > most:
-            raise _wrong(f"truncate_prompt_tokens must be at most {most}, which fit", limit)
+            raise _wrong(f"truncate_prompt_tokens must be at most {most}, the most that fit", limit)
         return ids[-limit:] if self.truncation_side == "left" else ids[:limit]
 
 

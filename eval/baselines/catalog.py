@@ -256,7 +256,7 @@ _KINDS: Sequence[_Kind] = (
     ),
     _Kind(
         "tlru[:TOKENS]",
-        "SGLang: evicts first what a turn can compute again in so many tokens (8192); fcfs",
+        "SGLang: evicts first the last TOKENS (8192) of each conversation; fcfs",
         lambda text: partial(TlruPolicy, tokens=int(_number("tlru", "TOKENS", text, 8192, math.inf))),
     ),
     _Kind(
@@ -271,7 +271,7 @@ _KINDS: Sequence[_Kind] = (
     ),
     _Kind(
         "idleness",
-        "MORI: programs that are mostly in tools leave the device first and wait to come back",
+        "MORI: takes programs that are mostly in tools off the device first; they wait to return",
         lambda _: IdlenessPolicy,
     ),
     _Kind(

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     # In a separate process: only workers load torch. The option hides runpy's warning.
     torch_says = [sys.executable, "-W", "ignore::RuntimeWarning:runpy", "-m", "torch.utils.collect_env"]
     print(subprocess.run(torch_says, stdout=subprocess.PIPE, text=True, check=False).stdout)
-    print("\nPackages that continuum-engine asks for:")
+    print("\nPackages that continuum-engine needs:")
     for line in _packages():
         print(line)
     print("\nEnvironment variables that are set, without their values:")

@@ -13,21 +13,22 @@ def add_lora_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--enable-lora",
         action="store_true",
-        help="Serve LoRA adapters of the model beside it: a request chooses one as its model",
+        help="Serve LoRA adapters of the model, too: a request names one as its model",
     )
     flags.add_argument(
         "--lora-modules",
         nargs="+",
         action="extend",
         metavar="NAME=PATH",
-        help="Adapters to load at startup: folders that peft has saved; others are loaded by POST "
-        "/v1/load_lora_adapter (default: none)",
+        help="Adapters to load at startup, from folders that peft saved; POST /v1/load_lora_adapter loads "
+        "others (default: none)",
     )
     flags.add_argument(
         "--max-loras",
         type=int,
         metavar="ADAPTERS",
-        help=f"Most adapters of running requests; others wait (default: {LoRAConfig().max_loras})",
+        help="Maximum number of adapters of running requests; requests for others wait "
+        f"(default: {LoRAConfig().max_loras})",
     )
     flags.add_argument(
         "--max-lora-rank",
@@ -39,8 +40,8 @@ def add_lora_flags(parser: argparse.ArgumentParser) -> None:
         "--max-cpu-loras",
         type=int,
         metavar="ADAPTERS",
-        help="Most adapters in host memory; the least recently used are read again when they are named "
-        "(default: all)",
+        help="Maximum number of adapters in host memory; the least recently used are dropped, and read again "
+        "when a request names them (default: all)",
     )
 
 

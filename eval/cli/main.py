@@ -61,12 +61,16 @@ COMMANDS = (
     Command("workload", "eval.workloads.command", "Summarize a workload of agent jobs, or convert it"),
     Command("profile", "eval.sim.profile", "Measure step times on this machine for simulate --profile"),
     Command("estimate", "eval.estimate.command", "Evaluate the tool-time estimator on recorded jobs"),
-    Command("learn", "eval.learn.command", "Learn from traces or recorded jobs what a server begins with"),
+    Command("learn", "eval.learn.command", "Learn from traces or recorded jobs what a server can start with"),
     Command(
-        "reproduce", "eval.reproduction.command", "Simulate the Continuum paper's settings beside its results"
+        "reproduce",
+        "eval.reproduction.command",
+        "Simulate the Continuum paper's settings; compare with its results",
     ),
     Command("trace", "eval.trace.command", "Analyze a scheduler trace: jobs, pins, and what-if replays"),
-    Command("collect-env", "eval.cli.collect_env", "Print what a fault report needs of this machine"),
+    Command(
+        "collect-env", "eval.cli.collect_env", "Print the facts about this machine that a bug report needs"
+    ),
 )
 
 

@@ -25,7 +25,7 @@ REST = (
         "vllm:lora_requests_info",
         "gauge",
         "`engine`, `max_lora`, `running_lora_adapters`, `waiting_lora_adapters` only",
-        "Adapters of requests that run and of those that wait; the value is the time. With adapters.",
+        "Adapters of running and of waiting requests; the value is the Unix time. With adapters.",
     ),
 )
 """Metrics whose values are in their labels."""

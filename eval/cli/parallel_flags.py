@@ -19,22 +19,22 @@ def add_parallelism_flags(group: FlagGroup) -> None:
     )
     group.add(
         "pipeline_parallel_size",
-        "Number of stages, each with some of the model's layers and tensor_parallel_size ranks; as many "
-        "steps run at once",
+        "Number of pipeline stages, each with some of the model's layers and tensor_parallel_size ranks; "
+        "this many steps run at once",
         int,
         "STAGES",
         short="-pp",
     )
     group.add(
         "distributed_executor_backend",
-        "Who starts the ranks: mp: processes of this machine; ray: actors on the nodes of the Ray cluster "
-        "that RAY_ADDRESS names or that runs here; needs continuum-engine[ray]",
+        "How ranks are started; mp: as processes of this machine; ray: as actors on the nodes of the Ray "
+        "cluster that RAY_ADDRESS names or that runs here; needs continuum-engine[ray]",
         choices=EXECUTOR_BACKENDS,
     )
     group.add_switch(
         "enable_expert_parallel",
-        "Give each rank some whole experts of a mixture of experts, instead of a part of each; with "
-        "--data-parallel-size the ranks of all engine cores, which then step together",
+        "Give each rank some whole experts of a mixture of experts, instead of a part of each expert; with "
+        "--data-parallel-size, the ranks of all engine cores share the experts and step together",
     )
     _add_engine_cores(group)
     _add_nodes(group)
@@ -45,7 +45,7 @@ def _add_engine_cores(group: FlagGroup) -> None:
     """Adds flags for the number of cores, their machines, and how requests are distributed."""
     group.add(
         "data_parallel_size",
-        "Number of engine cores behind the same API servers, each with its own copy of the weights and its "
+        "Number of engine cores that the API servers share, each with its own copy of the weights and its "
         "own KV cache",
         int,
         "CORES",
@@ -53,7 +53,7 @@ def _add_engine_cores(group: FlagGroup) -> None:
     )
     group.add(
         "data_parallel_size_local",
-        "How many of them run on this machine; nodes started with --headless, or Ray, bring the others "
+        "Number of engine cores on this machine; nodes started with --headless, or Ray, run the others "
         "(default: all, with Ray none)",
         int,
         "CORES",
@@ -61,7 +61,7 @@ def _add_engine_cores(group: FlagGroup) -> None:
     )
     group.add(
         "data_parallel_size_min",
-        "Serve as soon as the first so many of them are ready; the others join meanwhile (default: all)",
+        "Serve as soon as the first CORES engine cores are ready; the others join later (default: all)",
         int,
         "CORES",
     )
@@ -69,9 +69,8 @@ def _add_engine_cores(group: FlagGroup) -> None:
         "--router",
         choices=tuple(ROUTERS),
         default=DEFAULT_ROUTER,
-        help="Which engine core a request goes to; jobs: to its job's, or where most of its "
-        "prompt is cached; "
-        f"least-loaded: V1's balancer (default: {DEFAULT_ROUTER})",
+        help="Routing of requests to engine cores; jobs: to the core of the job, or the one that has most of "
+        f"the prompt cached; least-loaded: as V1's balancer (default: {DEFAULT_ROUTER})",
     )
 
 
@@ -85,12 +84,12 @@ def _add_nodes(group: FlagGroup) -> None:
     )
     group.add(
         "data_parallel_backend",
-        "Who starts the others: mp: whoever runs --headless there; ray: the Ray cluster that RAY_ADDRESS "
-        "names or that runs here; needs continuum-engine[ray]",
+        "How the other engine cores are started; mp: by hand, with --headless on each node; ray: by the Ray "
+        "cluster that RAY_ADDRESS names or that runs here; needs continuum-engine[ray]",
         choices=DATA_PARALLEL_BACKENDS,
     )
     group.add("data_parallel_address", "Address at which the head of the group listens for nodes")
-    group.add("data_parallel_rpc_port", "Port at which it does", int, "PORT")
+    group.add("data_parallel_rpc_port", "Port at which the head of the group listens for nodes", int, "PORT")
     group.flags.add_argument(
         "--headless",
         action="store_true",

@@ -14,13 +14,13 @@ def add_picture_flags(parser: argparse.ArgumentParser) -> None:
     group = FlagGroup(parser, "pictures", MediaConfig, SchedulerConfig)
     group.add_names(
         "allowed_media_domains",
-        "Hosts that pictures at http and https URLs may be fetched from, each in full; one with a private "
-        "address needs that named, too (default: none)",
+        "Hosts, as full names, from which pictures at http and https URLs may be fetched; for a private "
+        "address, list the address, too (default: none)",
         "HOST[,HOST]",
     )
     group.add(
         "mm_processor_cache_gb",
-        "Shared memory for pixels of pictures that no request holds, in GiB for each API server process",
+        "Shared memory for pixels of pictures that no request uses now, in GiB for each API server process",
         float,
         "GIB",
     )
@@ -28,23 +28,23 @@ def add_picture_flags(parser: argparse.ArgumentParser) -> None:
     group.flags.add_argument(
         "--limit-mm-per-prompt",
         metavar="JSON",
-        help=f'Most pictures of a prompt, as {{"image": 8}}; 0: serve the model as text (default: {most})',
+        help=f'Maximum pictures per prompt, as {{"image": 8}}; 0: serve only text (default: {most})',
     )
     group.flags.add_argument(
         "--mm-processor-kwargs",
         metavar="JSON",
-        help='Sizes of pictures, as {"min_pixels": 3136, "max_pixels": 1003520}; others are resized '
-        "(default: as the model's folder says)",
+        help='Allowed sizes of pictures, as {"min_pixels": 3136, "max_pixels": 1003520}; other pictures are '
+        "resized (default: as the model's folder says)",
     )
     group.flags.add_argument(
         "--language-model-only",
         action="store_true",
-        help="Serve only the text part of a model that reads pictures, as a limit of 0 does",
+        help="Serve only the text part of a model that reads pictures; same as a limit of 0",
     )
     group.add_switch(
         "disable_chunked_mm_input",
-        "Cut a step before a picture that does not fit whole into what is left of it, unless the step begins "
-        "with the picture; needs --max-num-batched-tokens of the largest picture",
+        "End a step before a picture of which it would compute only a part, unless the step begins with the "
+        "picture; needs --max-num-batched-tokens of at least the tokens of the largest picture",
     )
 
 

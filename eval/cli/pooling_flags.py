@@ -26,6 +26,6 @@ def add_pooling_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--hf-overrides",
         metavar="JSON",
-        help="Tokens by whose logits a model that generates scores pairs, as V1 has it for Qwen3-Reranker: "
+        help="Score pairs by the logits of tokens of a model that generates, as V1 does for Qwen3-Reranker: "
         "architectures, classifier_from_token, is_original_qwen3_reranker, method (default: none)",
     )

@@ -136,10 +136,10 @@ def _add_model_flags(group: FlagGroup) -> None:
         metavar="NAME",
     )
     group.add("seed", "Random seed of the sampler", int, "NUMBER")
-    group.add_switch("trust_remote_code", "Execute Python code that the model folder brings")
+    group.add_switch("trust_remote_code", "Execute Python code from the model folder")
     group.add_switch(
         "enable_return_routed_experts",
-        "Return the experts of each token of a mixture of experts with completions that are not streamed",
+        "Return the experts that each token was routed to, in completions that are not streamed",
     )
 
 
@@ -152,7 +152,7 @@ def _add_cache_flags(group: FlagGroup) -> None:
     )
     group.add(
         "kv_cache_memory_bytes",
-        "Size of the KV cache in bytes, such as 2G; overrides the fraction above (default: by that)",
+        "Size of the KV cache in bytes, such as 2G; overrides --gpu-memory-utilization (default: by that)",
         number,
         "BYTES",
     )
@@ -162,16 +162,16 @@ def _add_cache_flags(group: FlagGroup) -> None:
         int,
         "BLOCKS",
     )
-    states = "Number of states of linear attention and Mamba layers (default: two fifths of the memory)"
+    states = "Number of state slots for linear attention and Mamba layers (default: two fifths of the memory)"
     group.add("num_state_slots", states, int, "STATES")
     group.add_switch("enable_prefix_caching", "Reuse the KV blocks of prompts that begin with equal tokens")
-    group.add_switch("disable_cascade_attn", "Attend to shared prefixes once for each decode (triton only)")
-    group.add_switch("disable_hybrid_kv_cache_manager", "Keep the KV of all tokens in layers with a window")
+    group.add_switch("disable_cascade_attn", "No joint attention of decodes to a shared prefix (triton only)")
+    group.add_switch("disable_hybrid_kv_cache_manager", "Keep KV of all tokens in sliding-window layers, too")
     group.add("block_size", "KV cache block size in tokens", int, "TOKENS")
     group.add("kv_cache_dtype", "Data type of the KV cache; auto: the model's", choices=KV_CACHE_DTYPES)
     group.add("kv_cache_scale", "Divisor of K and V when they are stored in 8 bits", float, "SCALE")
-    group.add_switch("kv_cache_metrics", "Tell in /metrics how long KV blocks live and when they are used")
-    group.add("kv_cache_metrics_sample", "Fraction of KV blocks in these metrics", float, "FRACTION")
+    group.add_switch("kv_cache_metrics", "Export in /metrics how long KV blocks live and when they are used")
+    group.add("kv_cache_metrics_sample", "Fraction of KV blocks that these metrics sample", float, "FRACTION")
 
 
 def _add_offloading_flags(group: FlagGroup) -> None:
@@ -208,7 +208,7 @@ def _add_scheduler_flags(group: FlagGroup) -> None:
         default="continuum",
         metavar="NAME",
         help="Scheduling policy: continuum keeps a job's KV cache across its tool calls; fcfs and priority "
-        "are vLLM's; to compare with, published ones serve too (docs/policy.md): fork, plas, hrrn, ...; "
+        "are vLLM's; fork, plas, hrrn and others are published policies to compare with (docs/policy.md); "
         "MODULE:ATTRIBUTE is your own",
     )
     group.add("max_num_seqs", "Maximum number of running requests", int, "REQUESTS")
@@ -233,7 +233,7 @@ def _add_scheduler_flags(group: FlagGroup) -> None:
     )
     group.add(
         "stream_interval",
-        "How many tokens come from one event of a stream to the next; more of them spare the API server",
+        "Number of tokens per event of a stream; a larger number saves work of the API server",
         int,
         "TOKENS",
     )
@@ -288,13 +288,13 @@ def _add_job_flags(group: FlagGroup) -> None:
     )
     group.add(
         "max_return_wait_s",
-        "Aging of the later turns of a job, in seconds; the smallest bound that holds for a request counts",
+        "Aging of the later turns of a job, in seconds; the smallest bound that applies to a request counts",
         float,
         "SECONDS",
     )
     group.add(
         "max_silent_wait_s",
-        "Aging of requests that are not streamed, whose clients hear nothing while they wait, in seconds",
+        "Aging of requests that are not streamed, whose clients receive nothing while they wait, in seconds",
         float,
         "SECONDS",
     )
@@ -305,7 +305,7 @@ def _add_job_flags(group: FlagGroup) -> None:
         float,
         "WEIGHT",
     )
-    group.add_switch("learn_order", "Learn in a process of its own what jobs and calls still take")
+    group.add_switch("learn_order", "Learn in a separate process how long jobs and calls will still take")
     group.add_switch("infer_jobs", "Recognize jobs without an id by the prefixes of their prompts")
     group.add(
         "max_jobs", "Maximum number of remembered jobs; the longest idle is forgotten first", int, "JOBS"
@@ -346,7 +346,7 @@ def _add_reply_flags(group: FlagGroup) -> None:
         choices=CONTENT_FORMATS,
     )
     group.add_switch(
-        "trust_request_chat_template", "Allow requests to bring chat templates, which are programs"
+        "trust_request_chat_template", "Allow requests to send chat templates, which are programs"
     )
     group.add(
         "tool_call_parser",
@@ -513,14 +513,14 @@ def _add_observability_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--kv-events-config",
         metavar="JSON",
-        help="Publish what enters and leaves the prefix cache over ZMQ, as vLLM's JSON: "
-        '{"enable_kv_cache_events": true}; pins_endpoint adds what becomes of pins (default: off)',
+        help="Publish changes of the prefix cache over ZMQ, as vLLM's JSON: "
+        '{"enable_kv_cache_events": true}; pins_endpoint adds events of pins (default: off)',
     )
     group.add_argument(
         "--kv-transfer-config",
         metavar="JSON",
-        help="Where KV comes from and goes to, as vLLM's JSON: "
+        help="Transfer of KV to and from servers, files or host memory, as vLLM's JSON: "
         '{"kv_connector": "TCPConnector", "kv_role": "kv_producer", "kv_port": 5600}; NixlConnector needs '
-        "continuum-engine[nixl], MooncakeConnector [mooncake] (default: none)",
+        "continuum-engine[nixl] (default: none)",
     )
     group.add_argument("--disable-log-stats", action="store_true", help="Collect no statistics for /metrics")

@@ -138,7 +138,7 @@ def _refuse_own_output(workload: str, out: Path) -> None:
     """UsageError for a workload in the output folder, where it could be overwritten before it is read."""
     for option, file in files_of("--workload", workload):
         if file.resolve().is_relative_to(out.resolve()):
-            raise UsageError(f"{option} {file} lies in the folder of --out, where it could be overwritten.")
+            raise UsageError(f"{option} {file} is in the folder of --out, where it could be overwritten.")
 
 
 def _repeat(arguments: argparse.Namespace, number: int) -> argparse.Namespace:

@@ -137,7 +137,7 @@ def evaluate(
     protocols = _protocols(jobs, folds, seed, learned, tell)
     if not protocols or protocols[0].name != HELD_OUT:
         raise WorkloadError(
-            f"Too few jobs of {workload} have tool times: some must be learned from to predict others."
+            f"Too few jobs of {workload} have tool times to learn from some and predict the others."
         )
     return Evaluation(
         title=f"predicted tool times: {workload}",

@@ -33,8 +33,8 @@ from eval.workloads.command import add_limits, limits_from
 TRAINER = "estimator.learned.trainer"
 EPILOG = """\
 What is learned: how long calls of each kind of tool take, what follows a turn, and, with scikit-learn,
-models of how much work a job still has and of how those durations are corrected. A server that begins
-with the file uses each while it predicts better than what is there without it:
+two models: of the work that a job still has, and of corrections of those durations. A server that starts
+with the file uses a model while its predictions are better than those without it:
 
   continuum learn trace.jsonl.zst --out learned.json
   continuum serve MODEL --estimator-state learned.json
@@ -106,20 +106,20 @@ def _write(path: Path, state: str) -> None:
 def _told(
     past: Sequence[PastJob], num_gaps: int, model: WorkModel | None, durations: DurationModel | None
 ) -> str:
-    lines = [f"learned from {len(past):,} jobs: {num_gaps:,} times of tools"]
+    lines = [f"learned from {len(past):,} jobs: {num_gaps:,} tool times"]
     if model is None:
         lines.append(f"no model of remaining work: that takes {MIN_JOBS} jobs")
     else:
         lines.append(
-            f"remaining work: of pairs of jobs that it did not learn from, {model.right:.1%} were ordered "
-            f"rightly (by age {model.right_by_age:.1%})"
+            f"remaining work: of pairs of held-out jobs, the model orders {model.right:.1%} correctly "
+            f"(by age {model.right_by_age:.1%})"
         )
     if durations is None:
         lines.append(f"no correction of durations: that takes {MIN_CALLS} of them")
     else:
         share = durations.loss / durations.loss_without if durations.loss_without else 1.0
         lines.append(
-            f"durations: of calls that it did not learn from, the loss in ln s is {share:.3f} of that "
-            "without the correction"
+            f"durations: for held-out calls, the loss in ln s is {share:.3f} of the loss without the "
+            "correction"
         )
     return "\n".join(lines)

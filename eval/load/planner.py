@@ -388,7 +388,7 @@ class _TokenPlanner:
 
     @property
     def notes(self) -> list[str]:
-        notes = ["prompts are synthetic tokens, exactly as many and shared exactly as far as recorded"]
+        notes = ["prompts are synthetic tokens, with the recorded lengths and shared prefixes"]
         if self._num_hidden_calls:
             notes.append(
                 f"{self._num_hidden_calls} tool calls are invisible to the server: "

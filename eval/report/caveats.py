@@ -85,7 +85,7 @@ def _differences(comparison: Comparison) -> list[str]:
                 *_unlike_flags(*commands),
             ]:
                 owners[baseline.label, text].append(series.label)
-    return [f"{', '.join(labels)} beside {base}: {text}" for (base, text), labels in owners.items()]
+    return [f"{', '.join(labels)} compared with {base}: {text}" for (base, text), labels in owners.items()]
 
 
 def _unlike(series: Series, baseline: Series) -> list[str]:

@@ -67,7 +67,7 @@ def _pairs(comparison: Comparison, has: Callable[[RunResult], object], draw: Dra
                 continue
             pair = _one_seed(list(dict.fromkeys((baseline, series))), load, has)
             if pair:
-                told = " beside ".join(one.label for one, _ in reversed(pair))
+                told = " and ".join(one.label for one, _ in reversed(pair))
                 caption, figure = draw(pair)
                 variants.append(Variant(f"{told}, {load}", caption, figure))
     return variants

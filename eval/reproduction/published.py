@@ -279,7 +279,7 @@ FIGURES = (
     PaperFigure(
         name="rates",
         title="our delay against arrival rate, no offload",
-        source="the curves of fig. 8; of theirs our source has the seconds at the highest load only",
+        source="the curves of fig. 8; of theirs our source has only the seconds at the highest load",
         settings=(
             *(_b200("swe-bench", rate, _systems()) for rate in (0.07, 0.13, 0.2, 0.26)),
             *(_b200("bfcl", rate, _systems()) for rate in (0.2, 1, 3.5, 5)),
@@ -289,7 +289,7 @@ FIGURES = (
     PaperFigure(
         name="fig9",
         title="delay against arrival rate, OpenHands, no offload",
-        source="fig. 9; of its jobs nothing is published but their name: all their figures are ASSUMED",
+        source="fig. 9; only the name of its jobs is published: all their figures are ASSUMED",
         settings=(
             _h100(0.03, _delays(4000, 1240, 5530)),
             _h100(0.05, _delays(5060, 1700, 6700)),
@@ -359,7 +359,7 @@ FIGURES = (
         name="preview",
         title="the preview code's shipped results, SWE-Bench Verified, 64 workers",
         source=(
-            "results.json beside the preview code: 500 jobs of Llama's own, of which 98 with vLLM and 10 "
+            "results.json of the preview code: 500 jobs of Llama's own, of which 98 with vLLM and 10 "
             "with the preview reached the client's limit of 900 s"
         ),
         settings=(

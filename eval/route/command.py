@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--router",
         choices=tuple(ROUTERS),
         default=DEFAULT_ROUTER,
-        help="Which server a request goes to; jobs: to its job's, or where most of its prompt is cached; "
-        "least-loaded: V1's balancer (default: %(default)s)",
+        help="Routing of requests to servers; jobs: to the server of the job, or the one that has most of "
+        "the prompt cached; least-loaded: as V1's balancer (default: %(default)s)",
     )
 
 

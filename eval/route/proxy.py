@@ -144,7 +144,7 @@ class RouteApp:
         except (httpx.InvalidURL, httpx.LocalProtocolError, UnicodeError) as error:
             return _error(400, f"The request cannot be passed on: {error}.")
         except httpx.HTTPError as error:
-            return _error(502, f"The server behind the route failed: {type(error).__name__}.")
+            return _error(502, f"The server of this request failed: {type(error).__name__}.")
 
     async def _route(self, request: Request, body: bytes) -> Response:
         """Sends the request to the server that the router chooses, or to another if that does not answer."""

@@ -86,7 +86,7 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
     add(
         "--lessons",
         action="store_true",
-        help="Let the continuum policy learn how much work jobs have from those that end, as a server does",
+        help="Let the continuum policy learn from ended jobs how much work others have, as a server does",
     )
 
 
@@ -148,7 +148,7 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
     add(
         "--disable-hybrid-kv-cache-manager",
         action="store_true",
-        help="Hold the whole context in layers with a sliding window, too, to compare with",
+        help="For comparison, keep the KV of all tokens in layers with a sliding window, too",
     )
     add(
         "--max-num-seqs",
@@ -168,8 +168,8 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
         "--drafts",
         type=Path,
         metavar="FILE",
-        help="Speculative decoding that brings what the first drafter of this file did; written by "
-        "make bench-drafts (default: none)",
+        help="Simulate speculative decoding with the accepted drafts of the first drafter in this file, "
+        "which make bench-drafts writes (default: none)",
     )
 
 
@@ -180,31 +180,31 @@ def _add_fleet_flags(group: argparse._ArgumentGroup) -> None:
         "--replica-model",
         choices=REPLICA_MODELS,
         default=EXACT,
-        help="Simulation of a replica; exact: by the server's scheduler, step by step, coarse: by some "
-        "events a turn, for fleets of hundreds, with the policy fcfs and a model with full attention",
+        help="Simulation of a replica; exact: with the server's scheduler, step by step; coarse: with a few "
+        "events per turn, for hundreds of replicas, only with policy fcfs and a model with full attention",
     )
     add(
         "--prefill-replicas",
         type=whole,
         default=0,
         metavar="N",
-        help="So many more replicas compute prompts, whose KV the others fetch and then decode; needs "
-        "--replica-model coarse",
+        help="Number of additional replicas that only compute prompts; the others fetch the KV and decode; "
+        "needs --replica-model coarse",
     )
     add(
         "--prefill-above",
         type=whole,
         default=0,
         metavar="N",
-        help="They compute those prompts only of which more than N tokens are not cached where they are "
-        "decoded; 0: all",
+        help="Send a prompt to the prefill replicas only if more than N of its tokens are not cached at the "
+        "replica that decodes; 0: every prompt",
     )
     add(
         "--kv-transfer-gb-s",
         type=positive,
         default=KV_TRANSFER_GB_S,
         metavar="X",
-        help="Bandwidth of these transfers, in GB/s of each replica",
+        help="Bandwidth of these fetches of KV, in GB/s of each replica",
     )
     add(
         "--router",
@@ -228,7 +228,7 @@ def _add_output_flags(group: argparse._ArgumentGroup) -> None:
         type=count,
         default=1,
         metavar="K",
-        help="Number of seeds of jobs and arrivals to repeat with",
+        help="Number of repetitions, each with another seed of jobs and arrivals",
     )
     add("--first-seed", type=int, default=0, metavar="N", help="First of these seeds")
     add(

@@ -195,7 +195,7 @@ def read_model_config(model: str) -> _Config:
     except OSError as error:
         raise CostModelError(f"Cannot read {path}: {error.strerror or error}.") from error
     except UNREADABLE as error:
-        raise CostModelError(f"{path} does not tell the size of the model's KV: {error}.") from error
+        raise CostModelError(f"{path} does not define the size of the model's KV: {error}.") from error
 
 
 def _dtype(options: ProfileOptions, config: _Config) -> str:

@@ -95,7 +95,7 @@ class Hardware:
             fitted = read_profile(self.profile)
             if self.kv_tokens is None:
                 raise UsageError(
-                    "--profile needs --kv-tokens: a profile does not tell the size of the KV pool."
+                    "--profile needs --kv-tokens: a profile does not include the size of the KV pool."
                 )
             return fitted, self.kv_tokens
         roofline = make_cost(self.model, self.gpu, tensor_parallel=self.tensor_parallel, dtype=self.dtype)
@@ -265,13 +265,13 @@ def _notes(plan: SimulationPlan, config: SimConfig) -> list[str]:
             f"{config.drafts.tokens_per_step:.2f} tokens per step; ASSUMED: alike under any load"
         )
     if config.replica_model == COARSE:
-        notes.append("engines are simulated COARSELY: by some events a turn, none of which preempts another")
+        notes.append("engines are simulated COARSELY: with a few events per turn, and without preemptions")
     if config.num_prefill_replicas:
         above = config.prefill_above
         which = f"with more than {above:,} new tokens" if above else "of all turns"
         notes.append(
-            f"{config.num_prefill_replicas} more replicas compute prompts {which}; ASSUMED: their KV comes "
-            f"at {config.kv_transfer_gb_s:g} GB/s a replica, one prompt after another, when all is computed"
+            f"{config.num_prefill_replicas} more replicas compute prompts {which}; ASSUMED: their KV is "
+            f"sent at {config.kv_transfer_gb_s:g} GB/s a replica, one prompt after another, when complete"
         )
     if config.num_replicas > 1:
         notes.append(f"{config.num_replicas} replicas behind a {config.router} router")

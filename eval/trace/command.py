@@ -27,7 +27,7 @@ class SubCommand:
 SUB_COMMANDS: tuple[SubCommand, ...] = (
     SubCommand(
         "summary",
-        "summarize the trace: completeness, throughput, jobs",
+        "Summarize the trace: completeness, throughput, jobs",
         "eval.trace.analysis.commands.summary",
     ),
     SubCommand("jobs", "List the jobs with a breakdown of their time", "eval.trace.analysis.commands.jobs"),

@@ -235,7 +235,7 @@ def _reader_of(path: Path) -> Reader:
         raise Place(path, 1).error(f"neither JSON lines nor a JSON list: {in_words(error)}") from error
     reader = _reader_by(record)
     if is_list and reader in ONE_A_LINE:
-        raise Place(path).error(f"a JSON list of {ONE_A_LINE[reader]}, but they must stand one a line")
+        raise Place(path).error(f"a JSON list of {ONE_A_LINE[reader]}, but each must be on its own line")
     if reader is None:
         raise Place(path, 1).error(
             f"of no known format: a record of {', '.join(record) or 'nothing'}; known are recorded jobs, "

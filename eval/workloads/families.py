@@ -89,8 +89,8 @@ def connect(
     reached = {job.job_id for family in families(connected) for job in family}
     for job in connected:
         if job.job_id not in reached:
-            raise checks.error(job, "its line of parents goes round in a circle")
-    return connected, [f"{len(alone)} sub-agents became jobs of their own: no turn here starts them"] * bool(
+            raise checks.error(job, "its chain of parents is a cycle")
+    return connected, [f"{len(alone)} sub-agents became separate jobs: no turn here starts them"] * bool(
         alone
     )
 

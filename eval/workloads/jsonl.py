@@ -79,7 +79,7 @@ def _unpacked(path: Path, content: bytes, packed_by: str) -> tuple[bytes, bool]:
     except EOFError:  # from gzip
         return b"".join(lines), False
     except (ZstdError, gzip.BadGzipFile, zlib.error) as error:
-        raise WorkloadError(f"The workload {path} is no sound {packed_by} file: {error}.") from error
+        raise WorkloadError(f"The workload {path} is not a valid {packed_by} file: {error}.") from error
     finally:
         file.close()
     return b"".join(lines), not (isinstance(file, PartReader) and file.cut)

@@ -1,4 +1,5 @@
-"""One small model and one server for all tests of the HTTP surface: starting takes seconds."""
+"""Fixtures: one small model and one server, shared by all tests of the HTTP surface since starting takes
+seconds."""
 
 from __future__ import annotations
 

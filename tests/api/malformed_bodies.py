@@ -1,4 +1,4 @@
-"""Bodies that are wrong in a great many ways: seeded changes to a valid body of each endpoint."""
+"""Malformed request bodies: seeded changes to a valid body of each endpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Path = tuple[str | int, ...]
-"""Where a value stands in a body: keys and indices from the top."""
+"""Where a value is in a body: keys and indices from the top."""
 
 _SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 _TOOL = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": _SCHEMA}}
@@ -129,7 +129,7 @@ VALID_BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/conversations/{conversation_id}": [{"metadata": {"a": "b"}}],
     "/v1/conversations/{conversation_id}/items": [{"items": _ITEMS[:1]}],
 }
-"""Some bodies that each endpoint which takes one accepts."""
+"""Some valid bodies for each endpoint that takes one."""
 
 _RANKED = {"model": "tiny", "query": "a", "documents": ["a", {"text": "b"}], "top_n": 2}
 _SCORED = {"model": "tiny", "queries": "a", "documents": ["a", "b"], "truncate_prompt_tokens": 16}
@@ -148,12 +148,12 @@ POOLING_BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/rerank": [_RANKED],
     "/v2/rerank": [{**_RANKED, "return_documents": False}],
 }
-"""The same of models that pool."""
+"""Some valid bodies for each endpoint of models that pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class MalformedBody:
-    """A request that most likely is wrong, and what was done to make it so."""
+    """A request that is most likely invalid, and what was changed to make it so."""
 
     path: str
     body: bytes
@@ -164,7 +164,7 @@ class MalformedBody:
 def malformed_bodies(
     number: int, seed: int, valid_bodies: dict[str, list[dict[str, Any]]] = VALID_BODIES
 ) -> Iterator[MalformedBody]:
-    """So many of them, the same ones for the same seed; all endpoints and all changes in turn."""
+    """Yields ``number`` bodies, the same ones for the same seed; cycles through all endpoints and changes."""
     chance = random.Random(seed)
     targets = [(path, body) for path, bodies in valid_bodies.items() for body in bodies]
     for index in range(number):
@@ -223,7 +223,7 @@ def _nested(chance: random.Random) -> Any:
 
 
 def _with_changed_values(chance: random.Random, valid: dict[str, Any]) -> tuple[bytes, str]:
-    """One to three values changed, taken out, moved or added to."""
+    """Changes, removes, moves or extends one to three values."""
     body: Any = copy.deepcopy(valid)
     changes = []
     for _ in range(chance.choice([1, 1, 1, 2, 3])):
@@ -237,12 +237,12 @@ def _with_changed_values(chance: random.Random, valid: dict[str, Any]) -> tuple[
 
 
 def _encoded(body: Any) -> bytes:
-    """JSON, with NaN and lone surrogates where there are any; integers of any length."""
+    """Encodes as JSON that may hold NaN, lone surrogates and integers of any length."""
     return json.dumps(body).encode()
 
 
 def _paths(value: Any, above: Path = ()) -> Iterator[Path]:
-    """Of all values below the top; long or deep ones of the corpus itself are not looked into."""
+    """Yields the path of each value below the top; skips values that are very long or deeply nested."""
     items: list[tuple[str | int, Any]] = []
     if isinstance(value, dict):
         items = list(value.items())

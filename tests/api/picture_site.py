@@ -1,4 +1,4 @@
-"""A server for pictures in this process: the whole application and a core process, over a stand-in model."""
+"""A server for pictures in this process: the whole application and a core process, with a stand-in model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.media.templates import WITH_TOOLS
 
 
 class PictureSite:
-    """What a test asks, and what it looks into."""
+    """What a test sends requests to, and what it inspects."""
 
     def __init__(self, model: Server, http: httpx.AsyncClient) -> None:
         self.model = model
@@ -38,7 +38,7 @@ class PictureSite:
         return await self.http.post(path, json=body)
 
     async def prompt(self, **body: Any) -> str:
-        """The prompt of a conversation, as text with a token for each of a picture's."""
+        """Returns the prompt of a conversation as text, with one placeholder token per token of a picture."""
         answer = await self.post("/tokenize", **body)
         assert answer.status_code == 200, answer.text
         return self.model.engine.tokenizer.decode(answer.json()["tokens"])
@@ -64,7 +64,7 @@ async def picture_site(
     access: AccessConfig | None = None,
     executor: FakeExecutorFactory | None = None,
 ) -> AsyncIterator[PictureSite]:
-    """A running server; ``pictures``: how its model reads them."""
+    """Runs a server; ``pictures`` says how its model reads pictures."""
     executor = executor or FakeExecutorFactory(max_model_len=8192)
     config = engine_config(str(folder), num_gpu_blocks_override=2000)
     spec = CoreSpec(config, replace(executor, vocab_size=VOCAB_SIZE, pictures=pictures), fcfs)
@@ -86,5 +86,5 @@ async def picture_site(
 
 
 def limited(model: PictureModel, **changes: int) -> PictureModel:
-    """The same with other limits."""
+    """Returns the same model with other limits."""
     return msgspec.structs.replace(model, **changes)

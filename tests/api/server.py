@@ -1,4 +1,5 @@
-"""A real server process for tests: started like a user does, its output kept, its core easy to find."""
+"""A real server process for tests: started as a user starts it, with its output kept and its core easy to
+find."""
 
 from __future__ import annotations
 
@@ -38,16 +39,16 @@ class Server:
         self.url = url
 
     def core_pid(self) -> int:
-        """The engine core, among the server's child processes."""
+        """The process id of the engine core, found among the server's child processes."""
         (core,) = self.core_pids()
         return core
 
     def core_pids(self) -> list[int]:
-        """All engine cores."""
+        """The process ids of all engine cores."""
         return children_of(self.process.pid, "engine.core_process.core_proc")
 
     def interrupt(self) -> int:
-        """End it as Ctrl-C would; its exit code."""
+        """Ends the server as Ctrl-C would; returns its exit code."""
         self.process.send_signal(signal.SIGINT)
         return self.wait(15)
 
@@ -57,7 +58,7 @@ class Server:
 
 @contextmanager
 def posting(server: Server) -> Iterator[Callable[..., httpx.Response]]:
-    """A function that posts its keyword arguments as a JSON body to a route."""
+    """Returns a function that posts its keyword arguments as a JSON body to a route."""
     with httpx.Client(base_url=server.url, timeout=60) as http:
 
         def post(route: str, **body: Any) -> httpx.Response:
@@ -84,9 +85,9 @@ os.execv(sys.executable, [sys.executable, "-m", "eval.cli", "serve", *sys.argv[1
 def running_server(
     model: Path, *flags: str, log: Path | None = None, environment: dict[str, str] | None = None
 ) -> Iterator[Server]:
-    """A server on a free port of this machine, ready to answer; killed at the end whatever happened.
+    """Starts a server on a free port of this machine and waits until it is ready; always kills it at the end.
 
-    ``log``: a file for what it says on stderr.
+    ``log``: a file for its stderr.
     """
     command = [
         sys.executable,
@@ -116,7 +117,7 @@ def running_server(
 
 
 def _url_when_ready(process: subprocess.Popen[str]) -> str:
-    """Read as bytes as they come: what is buffered behind a line is not waited for."""
+    """Reads raw bytes as they arrive, so that buffered data after a line blocks nothing."""
     assert process.stdout is not None
     deadline, told = time.monotonic() + START_TIMEOUT_S, b""
     while time.monotonic() < deadline:

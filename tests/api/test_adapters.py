@@ -1,4 +1,4 @@
-"""Adapters over HTTP: chosen by their names, loaded and unloaded while the server runs."""
+"""Adapters over HTTP: requests select them by name; they are loaded and unloaded while the server runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def complete(client: openai.OpenAI, model: str, prompt: list[int]) -> list[int]:
 
 
 def test_the_name_chooses(client: openai.OpenAI, model: Path, adapters: dict[str, Path]) -> None:
-    """At once, in one batch, while only two of them may run."""
+    """The model name selects the adapter, also in a concurrent batch when only two adapters may run."""
     prompt = list(range(10, 40))
     answers: dict[str, list[int]] = {}
 
@@ -92,7 +92,7 @@ def test_models_are_listed_with_their_base(client: openai.OpenAI) -> None:
 
 
 def test_turns_of_an_adapter_find_their_own_prefix(client: openai.OpenAI) -> None:
-    """And its pins, by the job's name; of another adapter, or of the base, they find nothing."""
+    """A turn of an adapter finds its own prefix and job's pin; other adapters and the base do not."""
 
     def cached(name: str) -> int:
         chat = client.chat.completions.create(
@@ -110,7 +110,7 @@ def test_turns_of_an_adapter_find_their_own_prefix(client: openai.OpenAI) -> Non
 def test_an_adapter_comes_and_goes_while_it_serves(
     client: openai.OpenAI, post: Callable[..., httpx.Response], model: Path, adapters: dict[str, Path]
 ) -> None:
-    """For both processes of the server, whichever a connection comes to."""
+    """Loading and unloading an adapter takes effect in both API server processes."""
     prompt = list(range(50, 70))
     with pytest.raises(openai.NotFoundError, match="The model `art` does not exist"):
         complete(client, "art", prompt)
@@ -159,7 +159,7 @@ def test_a_server_without_adapters_says_so(server: Server, adapters: dict[str, P
 
 
 def test_what_is_too_many_for_memory_is_read_again(model: Path, adapters: dict[str, Path]) -> None:
-    """One in memory, three in turn."""
+    """With one adapter in memory and three in turn, each answers correctly: evicted ones are read again."""
     modules = [f"{name}={path}" for name, path in adapters.items()]
     expected = {name: AdaptedReference(model, path).greedy([5, 6, 7], 6) for name, path in adapters.items()}
     with (
@@ -176,7 +176,7 @@ def test_what_is_too_many_for_memory_is_read_again(model: Path, adapters: dict[s
 
 @pytest.mark.slow
 def test_a_core_that_is_started_again_reads_what_was_loaded(model: Path, adapters: dict[str, Path]) -> None:
-    """Of two engine cores one dies; whichever a request comes to, its adapter is there."""
+    """When one of two engine cores dies and restarts, the loaded adapter is available on both."""
     expected = AdaptedReference(model, adapters["art"]).greedy([5, 6, 7], 6)
     flags = (*FLAGS, "--data-parallel-size", "2")
     with (
@@ -199,7 +199,8 @@ def test_a_core_that_is_started_again_reads_what_was_loaded(model: Path, adapter
 
 @pytest.mark.slow
 def test_a_gateway_reads_which_adapters_run_and_which_wait(tmp_path: Path) -> None:
-    """In the labels of one series, as V1 has it: whoever routes by adapter finds it there."""
+    """The labels of one series name running and waiting adapters, as in V1, for gateways that route by
+    them."""
     model = make_model_folder(tmp_path / "long", max_position_embeddings=32768)
     flags = ("--num-gpu-blocks-override", "2100", "--enable-lora", "--max-loras", "1", "--lora-modules")
     loaded = [f"{name}={save_adapter(model, tmp_path / name, 1)}" for name in ("sql", "law")]
@@ -233,7 +234,7 @@ LORA = 'engine="0",max_lora="1",running_lora_adapters="{}",waiting_lora_adapters
 
 
 def lora_requests(http: httpx.Client) -> list[tuple[str, float]]:
-    """The labels and the value of each series."""
+    """Returns the labels and the value of each series."""
     page = http.get("/metrics").text
     found = re.findall(r"^vllm:lora_requests_info\{(.*)\} (\S+)$", page, re.MULTILINE)
     return [(labels, float(value)) for labels, value in found]

@@ -1,4 +1,5 @@
-"""A prompt is appended to only where the whole one would begin with it: for templates of every kind."""
+"""Templates of every kind: a turn is appended to the prompt only if the full prompt would begin the same
+way."""
 
 from __future__ import annotations
 
@@ -140,8 +141,8 @@ FOLLOWING: list[list[Message]] = [
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_an_appended_prompt_is_the_whole_one(name: str) -> None:
-    """Whatever the history, the reply and what follows: the earlier prompt, the reply as the template writes
-    it and the appended text are the prompt that is rendered of all messages."""
+    """For any history, reply and following messages: the earlier prompt, the reply as the template writes it
+    and the appended text together equal the prompt rendered from all messages."""
     num_appended = 0
     for history, answer, following in product(HISTORIES, REPLIES, FOLLOWING):
         whole = normalize([*history, answer, *following])
@@ -171,11 +172,11 @@ def _split(whole: list[Message], place: int) -> tuple[Message, list[Message]]:
 
 
 NEVER = {"another end", "empty thought"}
-"""Of these no prompt begins with the one before."""
+"""Templates for which no prompt begins with the previous one."""
 
 
 def test_the_plain_one_always_appends() -> None:
-    """Where a template does nothing but append, no turn is rendered as a whole."""
+    """With a template that only appends, no turn is rendered in full."""
     render = renderer(PLAIN, has_tools=True)
     for answer, following in product(REPLIES, FOLLOWING):
         calls = {call["id"] for call in answer.get("tool_calls", ())}
@@ -197,14 +198,14 @@ def test_the_plain_one_always_appends() -> None:
     ids=["nothing follows", "no reply", "a system message", "two replies", "a result of another call"],
 )
 def test_other_messages_are_rendered(messages: list[Message]) -> None:
-    """What is not a reply and what users and tools say behind it is left to the whole template."""
+    """Anything but a reply followed by messages of users and tools is rendered in full."""
     whole = normalize(messages)
     render = renderer(PLAIN, has_tools=False)
     assert appended_text(*_split(whole, 0), END, HistoryShape(False, False, False), render) is None
 
 
 def test_the_templates_differ() -> None:
-    """Each is another one, and what is said of them is of what they are called."""
+    """All templates differ, and two of them contain what their names say."""
     assert len(set(TEMPLATES.values())) == len(TEMPLATES)
     assert "<|done|>" in OTHER_END
     assert "<think></think>" in EMPTY_THOUGHT

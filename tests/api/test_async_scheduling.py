@@ -1,4 +1,4 @@
-"""A server that plans a step while one runs gives what the other gives; nobody but its trace can tell."""
+"""With async scheduling a server gives the same answers as without; only its trace shows the difference."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ pytestmark = pytest.mark.slow
 GREEDY = {"temperature": 0.0, "max_tokens": 40}
 TOOL = {"type": "function", "function": {"name": "note", "parameters": PERSON}}
 LONG = [f"{name} said: " + "one two three four " * 45 for name in ("Ann", "Bob", "Cy", "Dee", "Eve")]
-"""Some 500 tokens each: the pool has room for three."""
+"""About 500 tokens each: the pool has space for three."""
 
 
 @pytest.fixture(scope="module")
 def ahead(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A client of such a server, with a small pool and a host tier. When it has stopped its trace is read."""
+    """A client of a server with async scheduling, a small pool and a host tier. Its trace is checked after it
+    stops."""
     trace = tmp_path_factory.mktemp("ahead") / "trace.jsonl"
     flags = ("--async-scheduling", "--num-gpu-blocks-override", "100", "--kv-offloading-size", "0.01")
     with running_server(model, *flags, "--trace", str(trace)) as server:
@@ -37,7 +38,7 @@ def ahead(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[htt
 
 
 def check(trace: Path) -> None:
-    """It replays bit for bit, and what it is to tell of happened: results came after the next decision."""
+    """Checks that the trace replays bit for bit and that results arrived after the next decision."""
     header, *events = read_trace(trace)
     assert isinstance(header, TraceHeader)
     assert header.async_scheduling
@@ -78,7 +79,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def test_what_it_answers_is_the_same(http: httpx.Client, ahead: httpx.Client) -> None:
-    """All at once on the one server, one after another on the other."""
+    """Concurrent requests to this server get the same answers as sequential ones to the other."""
     bodies = [(path, {"model": "tiny", **GREEDY, **body}) for path, body in REQUESTS.values()]
     with ThreadPoolExecutor(len(bodies)) as threads:
         answers = list(threads.map(lambda each: post(ahead, *each), bodies))
@@ -87,7 +88,7 @@ def test_what_it_answers_is_the_same(http: httpx.Client, ahead: httpx.Client) ->
 
 
 def test_a_history_that_left_the_pool_is_loaded_back(ahead: httpx.Client) -> None:
-    """And goes on as it did."""
+    """A history that was evicted from the pool is loaded back and gives the same answer."""
     bodies = [{"model": "tiny", **GREEDY, "prompt": prompt} for prompt in LONG]
     first = [post(ahead, COMPLETIONS, body) for body in bodies]
     assert [post(ahead, COMPLETIONS, body) for body in bodies] == first
@@ -98,7 +99,7 @@ def test_a_client_that_hangs_up_leaves_nothing_behind(ahead: httpx.Client) -> No
     for _ in range(3):
         with ahead.stream("POST", COMPLETIONS, json=body) as response:
             next(response.iter_lines())
-    # The hang-ups may still be on their way; the test's time limit bounds the loop.
+    # The disconnects may still be on their way; the test's time limit bounds the loop.
     while not ahead.post("/reset_prefix_cache").json()["success"]:
         pass
     assert post(ahead, COMPLETIONS, {"model": "tiny", **GREEDY, "prompt": "And"})["finish_reason"]

@@ -1,4 +1,4 @@
-"""Promises about who may ask: keys in either form, TLS, web pages that are named, and for how long."""
+"""Promises about access: API keys in either form, TLS, allowed web origins and request time limits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, certificates: Path, log: Path) -> Iterator[Server]:
-    """HTTPS, keys from the command line and the environment, one page that may ask, a limit in time."""
+    """HTTPS, keys from the command line and the environment, one allowed origin, a time limit per request."""
     model = make_model_folder(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=32768)
     flags = [
         *("--num-gpu-blocks-override", "2100"),
@@ -91,7 +91,7 @@ def http(guarded: Server, trusting: ssl.SSLContext) -> Iterator[httpx.Client]:
 
 @pytest.mark.parametrize("key", [KEY, ENVIRONMENT_KEY, "sk-other", ALICES_KEY])
 def test_a_key_opens_in_either_form(http: httpx.Client, key: str) -> None:
-    """As OpenAI's clients send it and as Anthropic's do; the word Bearer may be written as one likes."""
+    """A key is accepted in OpenAI's and in Anthropic's header; the case of "Bearer" does not matter."""
     for headers in (
         {"Authorization": f"Bearer {key}"},
         {"authorization": f"bearer {key}"},
@@ -115,7 +115,7 @@ def test_a_key_opens_in_either_form(http: httpx.Client, key: str) -> None:
     ],
 )
 def test_anything_else_does_not(http: httpx.Client, headers: dict[str, str]) -> None:
-    """401 in the path's API, saying how a key is shown; the body is not even looked at."""
+    """Anything else gets 401 in the path's API, which says how to send a key; the body is not read."""
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
     for path in (COMPLETIONS, "/tokenize", "/openapi.json", "/load", "/reset_prefix_cache", "/nothing"):
         answer = http.post(path, content=b"{", headers=encoded)
@@ -127,20 +127,20 @@ def test_anything_else_does_not(http: httpx.Client, headers: dict[str, str]) -> 
 
 
 def test_probes_need_no_key(http: httpx.Client) -> None:
-    """Health, version and metrics tell nothing of what is asked."""
+    """Health, version and metrics need no key and reveal nothing about requests."""
     for path in ("/health", "/ping", "/version", "/metrics"):
         assert http.get(path).status_code == 200
 
 
 def test_the_dashboard_can_be_left_out(http: httpx.Client) -> None:
-    """With ``--no-dashboard`` there is no page, and nothing behind it."""
+    """With ``--no-dashboard`` neither the page nor its feed is served."""
     headers = {"x-api-key": KEY}
     for path in ("/dashboard", "/dashboard/feed", "/dashboard/jobs/a"):
         assert http.get(path, headers=headers).status_code == 404
 
 
 def test_the_libraries_raise_their_own_errors(guarded: Server, trusting: ssl.SSLContext) -> None:
-    """And work with a key that fits."""
+    """Client libraries raise their own authentication errors, and work with a valid key."""
     with openai.OpenAI(
         base_url=f"{guarded.url}/v1",
         api_key="sk-wrong",
@@ -163,8 +163,8 @@ def test_the_libraries_raise_their_own_errors(guarded: Server, trusting: ssl.SSL
 
 
 def test_a_named_key_is_a_tenant(http: httpx.Client) -> None:
-    """Whose job it is goes by the key, whatever the request says; without a name by the request, whose user
-    is never taken for the owner of a key."""
+    """A named key decides the job's tenant, whatever the request says. With an unnamed key the request's
+    ``user`` does, and never counts as the owner of a key."""
     body = {**TURN, "user": "bob"}
     headers = {"x-continuum-owner": "eve"}
     for key, job_id in ((ALICES_KEY, "a"), (KEY, "b")):
@@ -175,7 +175,7 @@ def test_a_named_key_is_a_tenant(http: httpx.Client) -> None:
 
 
 def test_jobs_of_two_owners_are_two_jobs(http: httpx.Client) -> None:
-    """Both call theirs "main": neither goes on with the other's, sees it, or ends it."""
+    """Two owners may both name a job "main": neither can continue, see or end the other's."""
     alice, bob = {"x-api-key": ALICES_KEY}, {"x-api-key": BOBS_KEY}
 
     def turn(headers: dict[str, str], **more: object) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def test_jobs_of_two_owners_are_two_jobs(http: httpx.Client) -> None:
 
 
 def test_the_document_says_how_a_key_is_shown(http: httpx.Client) -> None:
-    """So that tools made from it ask for one."""
+    """The OpenAPI document describes how to send a key, so that generated tools request one."""
     document = http.get("/openapi.json", headers={"x-api-key": KEY}).json()
     assert document["security"] == [{"bearer": []}, {"header": []}]
 
@@ -209,19 +209,19 @@ def test_the_document_says_how_a_key_is_shown(http: httpx.Client) -> None:
 
 
 def test_plain_http_gets_nothing(guarded: Server) -> None:
-    """On an HTTPS port nothing is answered in the clear."""
+    """An HTTPS port answers no plain HTTP request."""
     with pytest.raises(httpx.HTTPError):
         httpx.get(guarded.url.replace("https:", "http:") + "/health")
 
 
 def test_a_stranger_is_not_trusted(guarded: Server) -> None:
-    """The certificate is the server's own: who does not know its authority refuses it."""
+    """A client that does not know the certificate's authority refuses the connection."""
     with pytest.raises(httpx.ConnectError, match="certificate"):
         httpx.get(f"{guarded.url}/health")
 
 
 def test_a_client_that_never_shakes_hands_stops_nobody(guarded: Server, http: httpx.Client) -> None:
-    """A connection that says nothing is no obstacle."""
+    """A connection without a TLS handshake blocks no other client."""
     host, port = guarded.url.removeprefix("https://").split(":")
     with socket.create_connection((host, int(port))):
         assert http.get("/health").status_code == 200
@@ -241,7 +241,7 @@ def test_a_client_that_never_shakes_hands_stops_nobody(guarded: Server, http: ht
 def test_settings_that_cannot_work_are_refused(
     capsys: pytest.CaptureFixture[str], certificates: Path, tmp_path: Path, flags: list[str], told: str
 ) -> None:
-    """In one sentence, before the model is loaded."""
+    """Unworkable settings are refused in one sentence, before the model is loaded."""
     arguments = [str(certificates / part) if part.endswith(".pem") else part for part in flags]
     assert main(["serve", str(tmp_path / "no-model"), "--port", "0", *arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
@@ -252,7 +252,7 @@ def test_settings_that_cannot_work_are_refused(
 
 
 def test_only_a_page_that_is_named_may_ask(http: httpx.Client) -> None:
-    """Its preflight needs no key; another page's is refused."""
+    """A named page's preflight needs no key; other origins are refused."""
     asking = {
         "Origin": ORIGIN,
         "Access-Control-Request-Method": "POST",
@@ -268,7 +268,7 @@ def test_only_a_page_that_is_named_may_ask(http: httpx.Client) -> None:
 
 
 def test_no_page_may_ask_unless_told(server: Server) -> None:
-    """CORS is off by default, and what a strange page sends without asking for leave is not done."""
+    """CORS is off by default, and a foreign page's request without a preflight is refused."""
     answer = httpx.get(f"{server.url}/v1/models", headers={"Origin": ORIGIN})
     assert "access-control-allow-origin" not in answer.headers
     for path in (COMPLETIONS, "/reset_prefix_cache"):
@@ -282,7 +282,8 @@ def test_no_page_may_ask_unless_told(server: Server) -> None:
 
 @pytest.mark.slow
 def test_a_request_that_takes_too_long_is_ended(http: httpx.Client) -> None:
-    """504 in the path's API, and in a stream an error at its end; the engine works on it no longer."""
+    """A timeout gives 504 in the path's API, or an error at the end of a stream; the engine stops the
+    request."""
     headers = {"x-api-key": KEY}
     bodies = (
         (COMPLETIONS, {"prompt": "a", **ENDLESS}),

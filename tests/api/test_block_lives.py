@@ -1,4 +1,4 @@
-"""Promises about the metrics of KV blocks, kept by a real server."""
+"""Promises about the metrics of KV blocks, checked on a real server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = ("kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_
 
 
 def counts(url: str) -> dict[str, float]:
-    """How many lives, idle times and gaps the server has told."""
+    """Returns how many lifetimes, idle times and reuse gaps the server has counted."""
     lines = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
     return {
         name: float(line.rpartition(" ")[2])
@@ -25,7 +25,8 @@ def counts(url: str) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_evicted_blocks_are_told(model: Path) -> None:
-    """Of a pool that three prompts fill: the first is found again, twice, before others evict its blocks."""
+    """In a pool that three prompts fill, evicted blocks are counted: the first prompt is reused twice
+    before."""
     flags = ("--num-gpu-blocks-override", "66", "--kv-cache-metrics", "--kv-cache-metrics-sample", "1")
     with running_server(model, *flags) as server:
         for first in (1, 1, 1, 2, 3, 4):

@@ -1,5 +1,5 @@
-"""Promises about what hosted APIs tell of their caches: lifetimes, prewarming, and why a prefix was not
-reused; kept by a real server towards the openai and anthropic clients of today."""
+"""Promises about what hosted APIs report about their caches: lifetimes, prewarming and why a prefix was not
+reused. Checked on a real server with current openai and anthropic clients."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_prompt_that_is_continued_is_a_hit(client: openai.OpenAI) -> None:
     ids=["tools", "instructions", "input"],
 )
 def test_what_was_changed_is_named(client: openai.OpenAI, change: dict[str, Any], reason: str) -> None:
-    """The tokens that would have been cached are counted."""
+    """A miss names what was changed and counts the tokens that would have been cached."""
     if "input" in change:
         first = client.responses.create(
             model="tiny", input=LONG, tools=TOOLS, max_output_tokens=4, store=False,
@@ -85,7 +85,7 @@ def test_what_was_changed_is_named(client: openai.OpenAI, change: dict[str, Any]
 
 
 def test_what_changes_no_token_is_no_miss(client: openai.OpenAI) -> None:
-    """A key or a tier is in no prompt here; breakpoints neither."""
+    """Cache keys, service tiers and breakpoints are not part of the prompt, so changing them is no miss."""
     first = respond(client, "the same", prompt_cache_key="one")
     part = {"type": "input_text", "text": "the same", "prompt_cache_breakpoint": {"mode": "explicit"}}
     again: Any = [{"role": "user", "content": [part]}]
@@ -94,7 +94,7 @@ def test_what_changes_no_token_is_no_miss(client: openai.OpenAI) -> None:
 
 
 def test_a_prompt_that_nobody_knows(client: openai.OpenAI) -> None:
-    """Unknown, not to be kept, or deleted."""
+    """An unknown, unstored or deleted response gives ``comparison_response_not_found``."""
     not_kept = respond(client, "not kept", store=False)
     deleted = respond(client, "deleted")
     client.responses.delete(deleted.id)
@@ -124,7 +124,7 @@ def test_prewarming_fills_the_cache_and_generates_nothing(client: openai.OpenAI)
 
 
 def test_chats_count_what_they_write(client: openai.OpenAI) -> None:
-    """They take lifetimes too, and say what became of them."""
+    """Chat completions accept lifetimes, count cache writes, and report the lifetime in the receipt."""
     chat = client.chat.completions.create(
         model="tiny", max_tokens=2, messages=[{"role": "user", "content": LONG + "a chat"}],
         prompt_cache_options={"ttl": "30m", "mode": "explicit"},
@@ -148,7 +148,7 @@ def test_a_lifetime_that_is_none_is_refused(client: openai.OpenAI, ttl: str) -> 
 
 
 def ask(client: anthropic.Anthropic, *texts: str, **fields: Any) -> anthropic.types.Message:
-    """The texts are the user's and the assistant's in turn."""
+    """Sends a message; ``texts`` alternate between user and assistant."""
     messages: list[Any] = [
         {"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)
     ]
@@ -205,7 +205,7 @@ def test_what_was_changed_of_a_message_is_named(
 
 
 def test_a_message_that_nobody_kept(claude: anthropic.Anthropic) -> None:
-    """Nothing is kept of one that did not ask."""
+    """A message is remembered only if its request contained ``diagnostics``."""
     silent = ask(claude, "hello")
     assert miss_of(ask(claude, "hello", diagnostics=after(silent))) == {"type": "previous_message_not_found"}
 
@@ -220,7 +220,8 @@ def test_a_stream_tells_with_its_first_event(claude: anthropic.Anthropic) -> Non
 
 
 def test_what_is_written_is_counted_by_lifetime(claude: anthropic.Anthropic) -> None:
-    """By the last breakpoint's; the receipt says how long it is kept."""
+    """Written tokens are counted under the lifetime of the last breakpoint; the receipt reports how long they
+    are kept."""
     usage = {}
     for ttl in ("5m", "1h"):
         mark: Any = {"type": "ephemeral", "ttl": ttl}
@@ -238,7 +239,7 @@ def test_what_is_written_is_counted_by_lifetime(claude: anthropic.Anthropic) -> 
 
 
 def test_a_prompt_whose_breakpoint_alternates_hits(claude: anthropic.Anthropic) -> None:
-    """Claude Code moves its mark from turn to turn, which is no part of the prompt."""
+    """Moving the cache mark from turn to turn, as Claude Code does, does not change the prompt."""
     mark: Any = {"type": "ephemeral"}
     history: list[Any] = [{"role": "user", "content": [{"type": "text", "text": LONG + "marks"}]}]
     known = 0
@@ -256,7 +257,7 @@ def test_a_prompt_whose_breakpoint_alternates_hits(claude: anthropic.Anthropic) 
 
 
 def test_processes_of_a_server_know_what_another_kept(model: Path) -> None:
-    """Owners do not: what one was told is nobody else's."""
+    """Processes of one server share what was kept; owners do not."""
     with running_server(
         model,
         *("--api-server-count", "2", "--num-gpu-blocks-override", "400", "--api-key", "ann:a", "bob:b"),

@@ -1,4 +1,5 @@
-"""Promises about slips in calls that hold in every API: one reader of arguments, no half call is run."""
+"""Promises about malformed tool calls in every API: one reader of arguments; an incomplete call is never
+run."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ each_dialect = pytest.mark.parametrize("path", BODIES)
 
 
 def said(http: httpx.Client, path: str, reply: str, **fields: object) -> Body:
-    """The answer of a model that says this."""
+    """The response of a model that generates ``reply``."""
     asked = {"prompt": reply + "<|im_end|>", "add_special_tokens": False}
     ids = http.post("/tokenize", json=asked).json()["tokens"]
     answer = http.post(path, json={**BODIES[path], "replay_token_ids": ids, **fields})
@@ -40,7 +41,7 @@ def said(http: httpx.Client, path: str, reply: str, **fields: object) -> Body:
 
 
 def streamed(http: httpx.Client, path: str, reply: str) -> list[Body]:
-    """The data of the events of the same as a stream."""
+    """The event data of the same response as a stream."""
     asked = {"prompt": reply + "<|im_end|>", "add_special_tokens": False}
     ids = http.post("/tokenize", json=asked).json()["tokens"]
     with http.stream("POST", path, json={**BODIES[path], "replay_token_ids": ids, "stream": True}) as answer:
@@ -49,7 +50,7 @@ def streamed(http: httpx.Client, path: str, reply: str) -> list[Body]:
 
 
 def call_in(path: str, answer: Body) -> str:
-    """The arguments of the answer's one call, as text."""
+    """The arguments of the response's only call, as text."""
     if path == "/v1/chat/completions":
         [call] = answer["choices"][0]["message"]["tool_calls"]
         return str(call["function"]["arguments"])
@@ -61,7 +62,7 @@ def call_in(path: str, answer: Body) -> str:
 
 
 def ending(path: str, answer: Body) -> str:
-    """Why the answer ended, in the words of its API."""
+    """The finish reason, in the words of the path's API."""
     if path == "/v1/chat/completions":
         return str(answer["choices"][0]["finish_reason"])
     return str(answer["status"] if path == "/v1/responses" else answer["stop_reason"])
@@ -81,7 +82,7 @@ def ending(path: str, answer: Body) -> str:
 def test_arguments_are_json_in_every_dialect(
     http: httpx.Client, path: str, arguments: str, value: object
 ) -> None:
-    """Small slips are repaired; where the sense is lost the tool is told all that was written."""
+    """Small slips are repaired; if the meaning is lost, the tool gets everything that was written."""
     reply = f'<tool_call>\n{{"name": "bash", "arguments": {arguments}}}\n</tool_call>'
     answer = said(http, path, reply)
     assert json.loads(call_in(path, answer)) == value
@@ -90,7 +91,7 @@ def test_arguments_are_json_in_every_dialect(
 
 @each_dialect
 def test_what_was_no_json_comes_back_as_it_was_written(http: httpx.Client, path: str) -> None:
-    """The history of a broken call is rendered to the text of the model, in every API."""
+    """In every API, a broken call in the history is rendered as the model wrote it."""
     broken = '{"command": ls}'
     held = {"INVALID_JSON": broken}
     call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": json.dumps(held)}}
@@ -131,8 +132,8 @@ BROKEN_OFF = '<tool_call>\n{"name": "bash", "arguments": {"command": "rm -rf /tm
 
 @each_dialect
 def test_a_call_that_is_broken_off_is_none_to_run(http: httpx.Client, path: str) -> None:
-    """A model that ends its turn inside a string has said half of it: the answer ends as one cut off by its
-    length, and holds what was said but no arguments that were not."""
+    """If a model ends its turn inside a string, the answer ends as one cut off by length. It holds exactly
+    the arguments that were generated."""
     answer = said(http, path, BROKEN_OFF)
     assert (
         ending(path, answer)
@@ -150,7 +151,7 @@ def test_a_call_that_is_broken_off_is_none_to_run(http: httpx.Client, path: str)
 
 @each_dialect
 def test_a_stream_of_it_ends_the_same_way(http: httpx.Client, path: str) -> None:
-    """What a client puts together is no JSON, so that nobody runs it."""
+    """The streamed arguments do not form valid JSON, so that no client runs them."""
     events = streamed(http, path, BROKEN_OFF)
     if path == "/v1/chat/completions":
         deltas = [choice["delta"] for event in events for choice in event["choices"]]
@@ -170,7 +171,7 @@ def test_a_stream_of_it_ends_the_same_way(http: httpx.Client, path: str) -> None
 @each_dialect
 @pytest.mark.parametrize("key", ["args", "input", "kwargs", None])
 def test_arguments_under_another_name_are_never_lost(http: httpx.Client, path: str, key: str | None) -> None:
-    """A call is not run without what was written for it, wherever that stands."""
+    """Arguments are kept, whichever key they are written under."""
     members = '"command": "ls"'
     inside = members if key is None else f'"{key}": {{{members}}}'
     answer = said(http, path, f'<tool_call>\n{{"name": "bash", {inside}}}\n</tool_call>')
@@ -179,7 +180,7 @@ def test_arguments_under_another_name_are_never_lost(http: httpx.Client, path: s
 
 @each_dialect
 def test_the_head_of_a_call_that_was_cut_off_is_no_text(http: httpx.Client, path: str) -> None:
-    """A reply that its length ends before it says what it calls shows none of the markup."""
+    """A reply cut off before the name of the called tool shows none of the markup."""
     reply = 'Sure. <tool_call>\n{"na'
     ids = http.post("/tokenize", json={"prompt": reply, "add_special_tokens": False}).json()["tokens"]
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"

@@ -1,4 +1,4 @@
-"""Promises of /v1/chat/completions, kept by a real server with a real model towards the openai client."""
+"""Promises of /v1/chat/completions, checked on a real server and model with the openai client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def events(response: httpx.Response) -> list[str]:
 
 
 def test_a_chat_is_answered(client: openai.OpenAI) -> None:
-    """A conversation gets a message, a reason why it ended, and honest token counts."""
+    """A conversation gets a message, a finish reason and correct token counts."""
     answer = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=5, temperature=0)
     [choice] = answer.choices
     assert answer.object == "chat.completion"
@@ -60,7 +60,7 @@ def test_without_a_limit_a_chat_may_fill_the_context(client: openai.OpenAI) -> N
 
 @pytest.mark.slow
 def test_the_models_own_limit_is_the_default(model: Path, tmp_path: Path) -> None:
-    """``max_new_tokens`` of the generation config counts where a request says nothing, within the room."""
+    """``max_new_tokens`` of the generation config is the default limit, capped by the remaining context."""
     folder = Path(shutil.copytree(model, tmp_path / "model"))
     config = {"max_new_tokens": 7, "eos_token_id": []}
     (folder / "generation_config.json").write_text(json.dumps(config))
@@ -80,7 +80,7 @@ def test_the_models_own_limit_is_the_default(model: Path, tmp_path: Path) -> Non
 
 
 def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
-    """The pieces of a stream add up to the answer that is not streamed."""
+    """The chunks of a stream add up to the answer that is not streamed."""
     whole = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=20, temperature=0)
     chunks = list(
         client.chat.completions.create(
@@ -110,7 +110,7 @@ def test_a_stream_on_the_wire(http: httpx.Client) -> None:
 
 
 def test_usage_in_every_chunk(http: httpx.Client) -> None:
-    """continuous_usage_stats counts along."""
+    """With ``continuous_usage_stats`` every chunk has the usage so far."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"messages": HELLO, "max_tokens": 3, "stream": True, "stream_options": options}
     with http.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -121,7 +121,7 @@ def test_usage_in_every_chunk(http: httpx.Client) -> None:
 
 
 def test_several_answers(client: openai.OpenAI) -> None:
-    """n answers are numbered, and a seed makes them the same every time."""
+    """n answers are numbered, and a seed makes them reproducible."""
 
     def ask() -> dict[int, str | None]:
         answer = client.chat.completions.create(model="tiny", messages=HELLO, n=3, max_tokens=8, seed=1)
@@ -136,7 +136,7 @@ def test_several_answers(client: openai.OpenAI) -> None:
 
 
 def test_several_answers_streamed(client: openai.OpenAI) -> None:
-    """Each answer of a stream has its own role and its own finish."""
+    """Each streamed answer has its own role and its own finish reason."""
     chunks = list(
         client.chat.completions.create(model="tiny", messages=HELLO, n=2, max_tokens=4, seed=1, stream=True)
     )
@@ -162,7 +162,7 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
 
 
 def test_tokens_that_share_a_character_have_their_bytes_of_it(http: httpx.Client) -> None:
-    """The bytes of all tokens, put together, are the text: no token by itself can say that."""
+    """The bytes of all tokens together are the text, also where tokens share a character."""
     text = "é😀 ok"
     body = {"messages": HELLO, "replay_token_ids": token_ids(http, text), "logprobs": True, "top_logprobs": 5}
     positions = http.post("/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]["content"]
@@ -178,7 +178,7 @@ def test_tokens_that_share_a_character_have_their_bytes_of_it(http: httpx.Client
 
 
 def test_a_stop_string_ends_the_answer(client: openai.OpenAI, http: httpx.Client) -> None:
-    """Text ends before the stop string, and the answer says which one it was."""
+    """Text ends before the stop string, and the answer reports which one matched."""
     answer = client.chat.completions.create(
         model="tiny",
         messages=HELLO,
@@ -191,7 +191,7 @@ def test_a_stop_string_ends_the_answer(client: openai.OpenAI, http: httpx.Client
 
 
 def test_tool_calls_are_read(client: openai.OpenAI, http: httpx.Client) -> None:
-    """A Hermes call in the reply becomes a tool call; what stands before it stays content."""
+    """A Hermes call in the reply becomes a tool call; the text before it stays content."""
     answer = client.chat.completions.create(
         model="tiny",
         messages=HELLO,
@@ -229,7 +229,7 @@ FUNCTION = TOOL["function"]
 def test_a_tool_that_is_no_function_is_refused(
     http: httpx.Client, choice: str, tool: dict[str, object], field: str
 ) -> None:
-    """Whatever the choice: the model would be shown it, and could call it."""
+    """A tool without a valid function is refused for any ``tool_choice``: the model would see it."""
     body = {"messages": HELLO, "tools": [TOOL, tool], "tool_choice": choice, "max_tokens": 1}
     answer = http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400
@@ -238,7 +238,7 @@ def test_a_tool_that_is_no_function_is_refused(
 
 
 def test_a_tool_may_leave_out_what_says_nothing(http: httpx.Client) -> None:
-    """Its type, its parameters, its description; and an empty object may be PHP's empty list."""
+    """A tool's type, parameters and description are optional; an empty object may be an empty list (PHP)."""
     functions = [
         {"name": "a"},
         {"name": "b", "parameters": None, "description": None},
@@ -251,7 +251,7 @@ def test_a_tool_may_leave_out_what_says_nothing(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("stop", ["ls", "</tool_call>"], ids=["in the call", "behind the call"])
 def test_a_stop_string_in_a_call_makes_no_whole_call_of_it(http: httpx.Client, stop: str) -> None:
-    """A client that runs tools at "tool_calls" would run half of one; whole and streamed alike."""
+    """A call cut by a stop string does not finish with "tool_calls", whole or streamed."""
     ids = token_ids(http, CALL_TEXT + "<|im_end|>")
     body = {"messages": HELLO, "tools": [TOOL], "stop": [stop], "replay_token_ids": ids}
     [choice] = http.post("/v1/chat/completions", json=body).json()["choices"]
@@ -295,7 +295,7 @@ def test_tool_calls_are_streamed(client: openai.OpenAI, http: httpx.Client) -> N
 def test_one_call_where_the_client_wants_no_more(
     http: httpx.Client, parallel: bool | None, expected: int
 ) -> None:
-    """``parallel_tool_calls: false`` keeps the first call only, streamed or not; by default all are there."""
+    """``parallel_tool_calls: false`` keeps the first call only, streamed or not; the default keeps all."""
     replay = token_ids(http, CALL_TEXT + CALL_TEXT.removeprefix("Let me look.") + "<|im_end|>")
     body = {
         "messages": HELLO,
@@ -315,7 +315,7 @@ def test_one_call_where_the_client_wants_no_more(
 
 @pytest.mark.parametrize("choice", ["none", None])
 def test_without_tools_the_text_is_left_alone(http: httpx.Client, choice: str | None) -> None:
-    """No tools, or tool_choice none: nothing is parsed."""
+    """Without tools, or with tool_choice none, nothing is parsed."""
     body: dict[str, object] = {"messages": HELLO, "replay_token_ids": token_ids(http, CALL_TEXT)}
     if choice is not None:
         body |= {"tools": [TOOL], "tool_choice": choice}
@@ -325,7 +325,7 @@ def test_without_tools_the_text_is_left_alone(http: httpx.Client, choice: str | 
 
 
 def test_a_history_with_tool_results_is_accepted(client: openai.OpenAI) -> None:
-    """Assistant calls without content, tool results and lists of text parts are what agents send back."""
+    """Histories of agents are accepted: calls without content, tool results, lists of text parts."""
     history: list[ChatCompletionMessageParam] = [
         {
             "role": "system",
@@ -353,7 +353,7 @@ def test_a_history_with_tool_results_is_accepted(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("arguments", ["{broken", "[" * 5000, "5"], ids=["cut off", "too deep", "no object"])
 def test_a_history_with_a_bad_call_is_still_served(http: httpx.Client, arguments: str) -> None:
-    """A model that once wrote nonsense as arguments has not ended its job."""
+    """A history with invalid arguments in a call is still served."""
     call = {"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": arguments}}
     messages = [
         *HELLO,
@@ -374,7 +374,7 @@ UNPRINTABLE = {
 
 @pytest.mark.parametrize("arguments", UNPRINTABLE.values(), ids=UNPRINTABLE.keys())
 def test_arguments_that_no_template_can_print_stay_text(http: httpx.Client, arguments: str) -> None:
-    """They are read as the model wrote them: an escape is JSON, but what it stands for has no encoding."""
+    """Arguments with escapes that no text encoding can represent are rendered as the model wrote them."""
     call = {"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": arguments}}
     messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
     answer = http.post("/tokenize", json={"messages": messages})
@@ -429,7 +429,7 @@ HISTORIES["/v1/messages/count_tokens"] = HISTORIES["/v1/messages"]
 
 @pytest.mark.parametrize("path", HISTORIES)
 def test_half_of_a_surrogate_pair_in_a_call_ends_no_job(http: httpx.Client, path: str) -> None:
-    """In every API the history with that call is served."""
+    """In every API a history with half of a surrogate pair in a call is served."""
     answer = http.post(path, json=HISTORIES[path])
     assert answer.status_code == 200, answer.text
 
@@ -445,7 +445,7 @@ def test_a_call_sent_back_continues_the_same_tokens(http: httpx.Client) -> None:
 
 
 def test_token_ids_on_request(http: httpx.Client) -> None:
-    """return_token_ids gives the tokens of prompt and answer, in a stream too."""
+    """return_token_ids returns the tokens of prompt and answer, in a stream too."""
     body = {"messages": HELLO, "max_tokens": 6, "temperature": 0, "return_token_ids": True}
     whole = http.post("/v1/chat/completions", json=body).json()
     assert whole["prompt_token_ids"] == http.post("/tokenize", json={"messages": HELLO}).json()["tokens"]
@@ -457,7 +457,7 @@ def test_token_ids_on_request(http: httpx.Client) -> None:
 
 
 def test_continuing_the_last_message(http: httpx.Client) -> None:
-    """continue_final_message lets the model go on in the assistant's own words."""
+    """With continue_final_message the model continues the assistant's last message."""
     history = [*HELLO, {"role": "assistant", "content": "I would"}]
     body = {"messages": history, "continue_final_message": True, "add_generation_prompt": False}
     tokens = http.post("/tokenize", json=body).json()["tokens"]
@@ -470,7 +470,7 @@ def test_continuing_the_last_message(http: httpx.Client) -> None:
 @pytest.mark.parametrize("sent", ["reasoning", "reasoning_content", "thinking"])
 @pytest.mark.parametrize("read", ["reasoning", "reasoning_content", "thinking"])
 def test_a_thought_sent_back_reaches_any_template(http: httpx.Client, sent: str, read: str) -> None:
-    """Clients and templates have three names for it; the template finds the thought under its own."""
+    """Reasoning sent back under any of its three names reaches the template under the name it reads."""
     body = {
         "messages": [{"role": "assistant", "content": "", sent: "so it is"}],
         "chat_template": f"{{{{ messages[0].{read} }}}}",
@@ -479,7 +479,7 @@ def test_a_thought_sent_back_reaches_any_template(http: httpx.Client, sent: str,
 
 
 def test_forbidding_calls_changes_no_token_of_the_prompt(http: httpx.Client) -> None:
-    """An agent that forbids tools in its last turn still finds its prefix."""
+    """Forbidding tool calls does not change the prompt, so the prefix is still found."""
     body = {"messages": HELLO, "tools": [TOOL], "max_tokens": 1, "return_token_ids": True}
     free, bound = (
         http.post("/v1/chat/completions", json={**body, "tool_choice": choice}).json()

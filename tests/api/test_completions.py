@@ -1,4 +1,4 @@
-"""Promises of /v1/completions towards the openai client and on the wire."""
+"""Promises of /v1/completions, with the openai client and on the wire."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_all_forms_of_a_prompt(
 
 
 def test_the_default_limit_is_short_and_fits(http: httpx.Client) -> None:
-    """Without max_tokens a completion has 16 tokens, or as many as there is room for."""
+    """Without max_tokens a completion has 16 tokens, or fewer if the context ends before."""
     body = {"temperature": 0, "ignore_eos": True}
     short = http.post("/v1/completions", json={**body, "prompt": "a"}).json()
     assert short["usage"]["completion_tokens"] == 16
@@ -40,7 +40,7 @@ def test_the_default_limit_is_short_and_fits(http: httpx.Client) -> None:
 
 
 def test_streamed_prompts_add_up(client: openai.OpenAI) -> None:
-    """The pieces of each choice add up to what is not streamed, with one finish each."""
+    """The chunks of each choice add up to the answer that is not streamed, with one finish reason each."""
     prompts = ["one", "two", "three"]
     whole = client.completions.create(model="tiny", prompt=prompts, max_tokens=6, n=2, seed=3)
     texts = {choice.index: "" for choice in whole.choices}
@@ -69,7 +69,7 @@ def test_echo_repeats_the_prompt(client: openai.OpenAI) -> None:
 
 
 def test_log_probabilities(client: openai.OpenAI) -> None:
-    """Parallel lists, one entry per token; offsets are places in the text."""
+    """Log probabilities are parallel lists with one entry per token; offsets are positions in the text."""
     answer = client.completions.create(
         model="tiny", prompt="def main", max_tokens=5, temperature=0, logprobs=2
     )
@@ -86,7 +86,7 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
 
 
 def test_tokens_as_ids(http: httpx.Client) -> None:
-    """return_tokens_as_token_ids names tokens that have no text of their own."""
+    """With return_tokens_as_token_ids every token is named by its id."""
     body = {"prompt": "a", "max_tokens": 2, "logprobs": 0, "return_tokens_as_token_ids": True}
     answer = http.post("/v1/completions", json={**body, "return_token_ids": True}).json()
     [choice] = answer["choices"]
@@ -94,7 +94,7 @@ def test_tokens_as_ids(http: httpx.Client) -> None:
 
 
 def test_replay_is_exact(http: httpx.Client) -> None:
-    """Forced tokens come out as they are, whatever the model would have said."""
+    """Forced tokens are returned exactly, whatever the model would have generated."""
     forced = token_ids(http, "exactly this text")
     body = {"prompt": "a", "replay_token_ids": forced, "return_token_ids": True}
     [choice] = http.post("/v1/completions", json=body).json()["choices"]
@@ -104,7 +104,7 @@ def test_replay_is_exact(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_offsets_count_characters(http: httpx.Client, stream: bool) -> None:
-    """``text_offset`` says where in the text a token begins: tokens that share a character where it does."""
+    """``text_offset`` is where a token begins in the text; tokens of one character share its offset."""
     said = "\u00e9\u65e5\U0001f600 ok"
     tokens = http.post("/tokenize", json={"prompt": said, "add_special_tokens": False}).json()["tokens"]
     body = {"prompt": "a", "logprobs": 0, "replay_token_ids": tokens, "stream": stream}
@@ -124,7 +124,7 @@ def test_offsets_count_characters(http: httpx.Client, stream: bool) -> None:
 
 
 def test_an_output_that_goes_round_in_circles_ends(client: openai.OpenAI, http: httpx.Client) -> None:
-    """Where the request wants that, whole and streamed; what can never be found is refused by name."""
+    """Repetition detection ends an answer on request, streamed or not; unusable settings are refused."""
     detection = {"max_pattern_size": 4, "min_pattern_size": 2, "min_count": 3}
     body = {"allowed_token_ids": [7], "ignore_eos": True, "repetition_detection": detection}
     whole = client.completions.create(model="tiny", prompt="a", max_tokens=64, extra_body=body)
@@ -145,7 +145,7 @@ def test_an_output_that_goes_round_in_circles_ends(client: openai.OpenAI, http: 
 
 
 def test_a_prompt_is_repeated_with_its_tokens_logprobs(client: openai.OpenAI, http: httpx.Client) -> None:
-    """As evaluation harnesses read them: one list for prompt and answer, whose texts add up."""
+    """With echo and logprobs one list covers prompt and answer, as evaluation harnesses read it."""
     prompts = ["one two three", "def main(self):"]
     answer = client.completions.create(
         model="tiny", prompt=prompts, max_tokens=2, temperature=0, logprobs=1, echo=True
@@ -167,7 +167,8 @@ def test_a_prompt_is_repeated_with_its_tokens_logprobs(client: openai.OpenAI, ht
 
 
 def test_a_prompts_logprobs_are_told_as_vllm_tells_them(http: httpx.Client) -> None:
-    """By position and token id, in completions and chats; a stream has none."""
+    """Logprobs of prompts are listed by position and token id, in completions and chats; streams have
+    none."""
     body = {"max_tokens": 1, "prompt_logprobs": 1, "return_token_ids": True}
     choice = http.post("/v1/completions", json={**body, "prompt": "one two three"}).json()["choices"][0]
     chat = http.post(
@@ -189,7 +190,7 @@ def test_a_prompts_logprobs_are_told_as_vllm_tells_them(http: httpx.Client) -> N
 
 
 def test_logprobs_of_prompts_are_bounded(http: httpx.Client) -> None:
-    """Over all prompts and answers; refused before anything is computed."""
+    """The prompt logprobs of a request are bounded over all its prompts and answers, before computing."""
     body = {"prompt": [[5] * 100] * 60, "max_tokens": 1, "prompt_logprobs": 20, "n": 16}
     refused = http.post("/v1/completions", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")

@@ -1,4 +1,4 @@
-"""Promises about whose connections give way: of who has most, the one idle longest."""
+"""Promises about which connection is closed: the longest idle one of the owner with the most connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def opened(*owners: str) -> ConnectionShares[int]:
 
 
 def test_who_has_most_gives_way() -> None:
-    """Not who has been idle longest of all; and nobody who works."""
+    """The owner with most connections loses its longest idle one; connections at work are never closed."""
     shares = opened("bob", "alice", "alice", "alice")
     for connection in (0, 2, 1):
         shares.rests(connection)
@@ -22,7 +22,7 @@ def test_who_has_most_gives_way() -> None:
 
 
 def test_without_owners_the_one_idle_longest_goes() -> None:
-    """Whoever it is."""
+    """Without owners the longest idle connection is closed."""
     shares = ConnectionShares[int](4)
     for connection in (3, 1, 2):
         shares.opened(connection)
@@ -33,7 +33,8 @@ def test_without_owners_the_one_idle_longest_goes() -> None:
 
 
 def test_an_equal_part_is_within_the_limit() -> None:
-    """Of two owners half of it each; of one, nothing on top."""
+    """With two owners half of the limit each is within the share; a single owner gets nothing beyond the
+    limit."""
     shares = opened("alice", "alice", "alice", "bob", "bob")
     assert [shares.is_within_share(number) for number in (0, 3)] == [False, True]
     shares.is_of(3, "alice")

@@ -1,4 +1,4 @@
-"""Chat templates that are written for parts of contents, over HTTP: no text is lost, in any API."""
+"""Chat templates that expect content parts, over HTTP: no text is lost, in any API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
 
 
 def prompt_of(http: httpx.Client, **body: Any) -> str:
-    """The text that a conversation becomes."""
+    """Returns the rendered prompt of a conversation as text."""
     answer = http.post("/tokenize", json={"add_generation_prompt": False, **body})
     assert answer.status_code == 200, answer.text
     text = http.post("/detokenize", json={"tokens": answer.json()["tokens"]}).json()["prompt"]
@@ -31,7 +31,7 @@ def prompt_of(http: httpx.Client, **body: Any) -> str:
     ("content", "shown"), [(TEXT, "one two"), ("one text", "one text"), ([TEXT[0]], "one "), ("", "")]
 )
 def test_parts_reach_a_template_that_wants_them(http: httpx.Client, content: Any, shown: str) -> None:
-    """As parts, and a text as one of them."""
+    """Such a template gets contents as parts; a plain text becomes one part."""
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
     text = prompt_of(http, messages=messages, chat_template=TEMPLATE)
     assert text == f"<system>Be brief.<user>{shown}"
@@ -39,7 +39,7 @@ def test_parts_reach_a_template_that_wants_them(http: httpx.Client, content: Any
 
 @pytest.fixture(scope="module")
 def in_parts(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose template is written for parts, and another that is told to give parts to any."""
+    """A server whose chat template expects content parts."""
     path = tmp_path_factory.mktemp("template") / "template.jinja"
     path.write_text(TEMPLATE)
     flags = ("--chat-template", str(path), "--num-gpu-blocks-override", "400")
@@ -58,7 +58,7 @@ def in_parts(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     ],
 )
 def test_every_dialect_is_told_to_such_a_template(in_parts: Server, path: str, body: dict[str, Any]) -> None:
-    """The prompt holds the text: it is longer than what an empty one makes."""
+    """In every API the prompt contains the text: it is longer than that of a one-letter message."""
     with httpx.Client(base_url=in_parts.url, timeout=30) as http:
         answer = http.post(path, json={"model": "tiny", **body}).json()
         empty = http.post("/tokenize", json={"messages": [{"role": "user", "content": "x"}]}).json()

@@ -1,6 +1,5 @@
-"""Turns that append to the one before: nothing of the history is rendered, sent or hashed again, and nobody
-sees a difference. A real server with a real model, and the openai client.
-"""
+"""Turns that append to the previous one: the history is not rendered, sent or hashed again, and answers stay
+the same. Checked on a real server and model with the openai client."""
 
 from __future__ import annotations
 
@@ -27,15 +26,15 @@ BASH: ToolParam = {
 }
 LOOK = 'Let me look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
 ODD = 'So.\n<tool_call>\n{"arguments": {"command":"ls"},   "name": "bash"}\n</tool_call>'
-"""A call that no template would write like this."""
+"""A call in a form that no template would write."""
 MOST_OUTPUT = 8
-"""Tokens of a turn that is not forced."""
+"""Tokens of a turn whose reply is not forced."""
 COUNTERS = ("appended", "rendered", "known", "forgotten")
 _COUNTER = re.compile(r'continuum:continued_(?:prompts|requests)_total\{.*(?:made|turn)="(\w+)".*\} (\S+)')
 
 
 class Counts:
-    """How prompts that continue a known turn were made, since the last look."""
+    """Counts how the prompts that continue a known turn were made, since the last check."""
 
     def __init__(self, http: httpx.Client) -> None:
         self._http = http
@@ -48,7 +47,7 @@ class Counts:
         return read
 
     def have_grown_by(self, **expected: int) -> None:
-        """Waits for it: the core reports after its answer."""
+        """Waits until the counters have grown by exactly this, as the core reports after its answer."""
         wanted = {name: self._before[name] + expected.get(name, 0) for name in COUNTERS}
         until(lambda: sum(self._read().values()) >= sum(wanted.values()))
         assert self._read() == wanted
@@ -61,7 +60,7 @@ def counts(http: httpx.Client) -> Counts:
 
 
 class Job:
-    """A conversation that the server keeps, beside the same one kept here."""
+    """A conversation that the server keeps, with a local copy of its items."""
 
     def __init__(self, client: openai.OpenAI, http: httpx.Client, **fields: Any) -> None:
         self._client, self._http, self._fields = client, http, fields
@@ -69,7 +68,7 @@ class Job:
         self.last: Response | None = None
 
     def turn(self, new: list[ResponseInputItemParam], says: str | None = None, **fields: Any) -> Response:
-        """One turn, said as forced or as the model likes."""
+        """Runs one turn; ``says`` forces its reply."""
         body: dict[str, Any] = {**self._fields, **fields}
         if says is None:
             body["max_output_tokens"] = MOST_OUTPUT
@@ -87,7 +86,7 @@ class Job:
         return answer
 
     def whole(self, new: list[ResponseInputItemParam], **fields: Any) -> Response:
-        """What the same turn would be with all of the history in its input."""
+        """Runs the same turn with the whole history in its input."""
         answer: Response = self._client.responses.create(
             model="tiny",
             input=[*self.items, *new],
@@ -121,7 +120,8 @@ def num_cached_tokens(answer: Response) -> int:
 
 
 def test_a_turn_appends_to_the_one_before(client: openai.OpenAI, http: httpx.Client, counts: Counts) -> None:
-    """Its prompt is token for token that of the whole history, and so is its answer; all before it is hit."""
+    """Prompt and answer equal those of the whole history token for token; everything before the turn is
+    cached."""
     job = Job(client, http, tools=[BASH], instructions="Be brief.")
     first = job.turn(user("What is in this folder? " * 8), says=LOOK)
     counts.have_grown_by()
@@ -141,7 +141,7 @@ def test_a_turn_appends_to_the_one_before(client: openai.OpenAI, http: httpx.Cli
 
 
 def test_a_stream_appends_as_well(client: openai.OpenAI, http: httpx.Client, counts: Counts) -> None:
-    """The turn before may be a stream, and so may the next."""
+    """A stream can be appended to, and can append."""
     said = {"replay_token_ids": token_ids(http, "Good day.<|im_end|>")}
     with client.responses.stream(model="tiny", input="hello", extra_body=said) as stream:
         first = stream.get_final_response()
@@ -154,8 +154,8 @@ def test_a_stream_appends_as_well(client: openai.OpenAI, http: httpx.Client, cou
 
 
 def test_the_models_own_tokens_are_kept(client: openai.OpenAI, http: httpx.Client, counts: Counts) -> None:
-    """A call that the template would write in another way stands in the next prompt as the model wrote it,
-    and all of the turn is hit."""
+    """A call that the template would write differently stays in the next prompt as the model wrote it, and
+    the whole turn is cached."""
     job = Job(client, http, tools=[BASH])
     first = job.turn(user("Look. " * 12), says=ODD)
     assert first.usage is not None
@@ -180,7 +180,7 @@ def test_the_models_own_tokens_are_kept(client: openai.OpenAI, http: httpx.Clien
 def test_another_prompt_is_rendered(
     client: openai.OpenAI, http: httpx.Client, counts: Counts, changes: dict[str, Any]
 ) -> None:
-    """What changes the beginning of a prompt is seen by the model, as without the turn before."""
+    """A change at the beginning of a prompt reaches the model as it does without a previous turn."""
     job = Job(client, http, tools=[BASH], instructions="Be brief.")
     job.turn(user("hello"), says="Good day.")
     whole = job.whole(user("again"), store=False, **changes)
@@ -191,7 +191,7 @@ def test_another_prompt_is_rendered(
 
 
 def test_a_reply_that_was_cut_is_rendered(client: openai.OpenAI, http: httpx.Client, counts: Counts) -> None:
-    """The template ends a reply that the model did not end: only it knows how."""
+    """A reply cut off by its length is rendered in full: only the template knows how to end it."""
     job = Job(client, http)
     first = job.turn(user("hello"))
     assert first.status == "incomplete"
@@ -202,7 +202,8 @@ def test_a_reply_that_was_cut_is_rendered(client: openai.OpenAI, http: httpx.Cli
 
 
 def test_a_turn_is_continued_twice(client: openai.OpenAI, http: httpx.Client, counts: Counts) -> None:
-    """The core lets its tokens go to the first that continues it: it asks the other one for all of them."""
+    """The first continuation takes the tokens that the core keeps; for a second one the core requests all of
+    them."""
     job = Job(client, http)
     first = job.turn(user("hello " * 20), says="Good day.")
     one = job.turn(user("and one"))
@@ -216,12 +217,12 @@ def test_a_turn_is_continued_twice(client: openai.OpenAI, http: httpx.Client, co
 
 
 def test_a_deleted_turn_ends_its_chain(client: openai.OpenAI, http: httpx.Client, counts: Counts) -> None:
-    """What is continued must be stored, all of it, also where only its last turn would be read."""
+    """A continued chain must be stored completely, even where only its last turn would be read."""
     job = Job(client, http)
     first = job.turn(user("hello"), says="Good day.")
     second = job.turn(user("again"), says="Good day, again.")
     client.responses.delete(first.id)
-    with pytest.raises(openai.NotFoundError, match=f"{first.id}.*goes back to"):
+    with pytest.raises(openai.NotFoundError, match=f"{first.id}.*, which .* continues"):
         job.turn(user("and again"))
     client.responses.delete(second.id)
     with pytest.raises(openai.NotFoundError, match=second.id):
@@ -230,7 +231,7 @@ def test_a_deleted_turn_ends_its_chain(client: openai.OpenAI, http: httpx.Client
 
 
 def test_a_result_names_a_call_of_any_turn(client: openai.OpenAI, http: httpx.Client, counts: Counts) -> None:
-    """A call that was made turns ago may still be answered, and one that never was may not."""
+    """A result may answer a call of any earlier turn, but not a call that was never made."""
     job = Job(client, http, tools=[BASH])
     first = job.turn(user("look"), says=LOOK)
     late = result(first, "a.py")
@@ -254,7 +255,7 @@ def test_a_conversation_appends_too(client: openai.OpenAI, http: httpx.Client, c
 
 
 def test_a_prompt_that_is_too_long_is_named(client: openai.OpenAI, http: httpx.Client) -> None:
-    """With the number of its tokens; and a client that lets the oldest go gets an answer."""
+    """The error states the number of tokens; with ``truncation: auto`` the client gets an answer."""
     job = Job(client, http)
     job.turn(user("hello " * 100), says="Good day.")
     longer = user("again " * 250)
@@ -265,7 +266,7 @@ def test_a_prompt_that_is_too_long_is_named(client: openai.OpenAI, http: httpx.C
 
 @pytest.fixture(scope="module")
 def small(model: Path) -> Iterator[tuple[openai.OpenAI, httpx.Client]]:
-    """A server whose core keeps the tokens of two turns at most."""
+    """A server whose core keeps the tokens of at most two turns."""
     with (
         running_server(model, "--num-gpu-blocks-override", "40", "--max-model-len", "512") as server,
         httpx.Client(base_url=server.url, timeout=30) as http,
@@ -276,7 +277,7 @@ def small(model: Path) -> Iterator[tuple[openai.OpenAI, httpx.Client]]:
 
 @pytest.mark.slow
 def test_a_core_that_has_forgotten_asks(small: tuple[openai.OpenAI, httpx.Client]) -> None:
-    """Others' turns have pushed it out: the request is sent once more, whole, and nobody notices."""
+    """If the core has evicted a turn's tokens, the whole prompt is sent again and the answer is the same."""
     client, http = small
     counts = Counts(http)
     jobs = [Job(client, http) for _ in range(5)]
@@ -294,7 +295,7 @@ def test_a_core_that_has_forgotten_asks(small: tuple[openai.OpenAI, httpx.Client
 def test_a_trace_of_them_is_decided_again(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What came in part is in the trace as what it continues made of it."""
+    """The trace holds complete prompts, also where only the appended part was sent."""
     trace = tmp_path / "trace.jsonl"
     with (
         running_server(model, "--num-gpu-blocks-override", "80", "--trace", str(trace)) as server,

@@ -1,4 +1,4 @@
-"""Promises of /v1/conversations/{id}/items towards the openai client."""
+"""Promises of /v1/conversations/{id}/items, with the openai client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def texts_of(client: openai.OpenAI, conversation_id: str, **query: Any) -> list[
 
 
 def test_items_are_added_read_and_taken_out(client: openai.OpenAI) -> None:
-    """In the order in which they were said, across pages; each by its id."""
+    """Items are listed in the order they were said, across pages, and are found by id."""
     conversation = client.conversations.create(items=[said("one")], metadata={"task": "talk"})
     added = client.conversations.items.create(
         conversation.id, items=[said("two", "assistant"), said("three")]
@@ -40,7 +40,7 @@ def test_items_are_added_read_and_taken_out(client: openai.OpenAI) -> None:
 
 
 def test_a_response_goes_on_from_added_items(client: openai.OpenAI, http: httpx.Client) -> None:
-    """And what it says is an item too, which can be taken out again."""
+    """A response continues from added items; its output becomes items that can be deleted."""
     conversation = client.conversations.create()
     client.conversations.items.create(conversation.id, items=[said("Ada has 3 cats.")])
     answer = client.responses.create(
@@ -60,7 +60,7 @@ def test_a_response_goes_on_from_added_items(client: openai.OpenAI, http: httpx.
 
 
 def test_an_output_may_be_added_after_its_call(client: openai.OpenAI) -> None:
-    """Items come in as many requests as the client likes."""
+    """A call and its output may be added in separate requests."""
     conversation = client.conversations.create(items=[said("Look.")])
     call: Item = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
     client.conversations.items.create(conversation.id, items=[call])
@@ -76,7 +76,7 @@ def test_an_output_may_be_added_after_its_call(client: openai.OpenAI) -> None:
 
 
 def test_what_is_noted_of_a_conversation_can_be_changed(client: openai.OpenAI) -> None:
-    """Its items stay."""
+    """A conversation's metadata can be changed; its items stay."""
     conversation = client.conversations.create(items=[said("one")], metadata={"a": "b"})
     client.conversations.items.create(conversation.id, items=[said("two")])
     changed = client.conversations.update(conversation.id, metadata={"c": "d"})
@@ -99,7 +99,7 @@ def test_what_is_noted_of_a_conversation_can_be_changed(client: openai.OpenAI) -
     ],
 )
 def test_what_is_not_there_says_so(http: httpx.Client, method: str, path: str, said_of_it: str) -> None:
-    """A path that this server does not have is never taken for an id."""
+    """An unknown path is never taken for an id."""
     body = {"items": [said("x")], "metadata": {}} if method == "POST" else None
     answer = http.request(method, path, json=body)
     assert answer.status_code == 404, answer.text

@@ -1,4 +1,4 @@
-"""Promises about requests that only count: their memory is bounded, their counts are exact, nobody waits."""
+"""Promises about counting tokens: bounded memory, exact counts, and no other request waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.tokenization.text_cuts import MAX_PART_CHARS
 from tests.api.server import Server
 
 TEXT = "The files said: 12, and the user's 7. " * 25_000
-"""Nearly a megabyte, for which a tokenizer takes 300 MB at once."""
+"""Nearly a megabyte; tokenizing it at once takes 300 MB."""
 MAX_GROWTH_KIB = 128 * 1024
 MAX_WAIT_S = 2.0
 
@@ -40,7 +40,7 @@ def counted(answer: httpx.Response) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_long_texts_are_counted_exactly_in_bounded_memory(server: Server, model: Path, path: str) -> None:
-    """Two at once, and whoever asks for something else meanwhile is answered meanwhile."""
+    """Two long texts are counted at once, and other requests are answered meanwhile."""
     growth_kib, counts, waits = asyncio.run(_count_twice(server, path, ENDPOINTS[path](TEXT)))
     around = counted(httpx.post(server.url + path, json=ENDPOINTS[path](". "))) - len(_tokens(model, ". "))
     assert counts == [around + len(_tokens(model, TEXT))] * 2
@@ -50,16 +50,16 @@ def test_long_texts_are_counted_exactly_in_bounded_memory(server: Server, model:
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_a_word_of_megabytes_is_refused_with_the_limit(http: httpx.Client, path: str) -> None:
-    """It cannot be counted piece by piece, so there is a limit, which the answer names."""
+    """A word of megabytes cannot be counted in pieces, so it is refused with the limit in the error."""
     answer = http.post(path, json=ENDPOINTS[path]("x" * (MAX_PART_CHARS + 1)))
     assert answer.status_code == 400
     assert str(MAX_PART_CHARS) in answer.text
 
 
 async def _count_twice(server: Server, path: str, body: dict[str, Any]) -> tuple[int, list[int], list[float]]:
-    """How much more memory it took than before at most, both counts, and what a probe waited meanwhile."""
+    """Returns the peak growth of memory in KiB, both counts, and the latencies of a probe meanwhile."""
     process = Path(f"/proc/{server.process.pid}")
-    (process / "clear_refs").write_text("5")  # the peak is measured again from now on
+    (process / "clear_refs").write_text("5")  # Resets the peak.
     before = _highest_kib(process)
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         counting = asyncio.gather(*(http.post(path, json=body) for _ in range(2)))

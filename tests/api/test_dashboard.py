@@ -1,4 +1,4 @@
-"""Promises of what is behind the dashboard: a page that runs only its own, a feed that costs while read."""
+"""Promises of the dashboard: the page runs only its own code, and the feed costs nothing without viewers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PATIENCE_S = 60.0
 
 @contextmanager
 def feed(url: str) -> Iterator[Iterator[tuple[str, Any]]]:
-    """The events of a viewer, by name, decoded."""
+    """Yields the decoded events of one viewer with their names."""
     with httpx.Client(timeout=PATIENCE_S) as http, http.stream("GET", f"{url}/dashboard/feed") as stream:
         assert stream.status_code == 200
         assert stream.headers["content-type"].startswith("text/event-stream")
@@ -75,7 +75,7 @@ def complete(http: httpx.Client, **body: object) -> None:
 
 
 def test_the_page_runs_nothing_but_its_own(http: httpx.Client) -> None:
-    """Its policy allows one script and one style by their digests, and requests to this server only."""
+    """The page's policy allows one script and one style by digest, and requests to this server only."""
     answer = http.get("/dashboard")
     assert answer.headers["content-type"].startswith("text/html")
     policy = dict(
@@ -93,7 +93,7 @@ def test_the_page_runs_nothing_but_its_own(http: httpx.Client) -> None:
 
 
 def test_the_feed_says_whose_it_is_and_then_what_happens(server: Server, http: httpx.Client) -> None:
-    """A hello, then views of the engine; the first has all there is to see."""
+    """The feed sends a hello, then views of the engine; the first view is complete."""
     with feed(server.url) as events:
         name, hello = next(events)
         assert (name, hello["model"], hello["knows_jobs"]) == ("hello", "tiny", True)
@@ -109,7 +109,7 @@ def test_the_feed_says_whose_it_is_and_then_what_happens(server: Server, http: h
 
 
 def test_only_readers_are_counted_and_fed(server: Server, http: httpx.Client) -> None:
-    """The gauge of viewers goes up with each and comes back to nobody."""
+    """The gauge of viewers rises with each viewer and returns to zero."""
     await_viewers(http, 0)
     with feed(server.url) as one, feed(server.url) as other:
         next(one), next(other)
@@ -119,7 +119,7 @@ def test_only_readers_are_counted_and_fed(server: Server, http: httpx.Client) ->
 
 @pytest.mark.slow
 def test_a_viewer_that_does_not_read_stops_nobody(server: Server, http: httpx.Client) -> None:
-    """Requests are answered and other viewers see them, while one has its line full."""
+    """While one viewer's buffer is full, requests are answered and other viewers get their events."""
     address = urlsplit(server.url)
     with socket.socket() as stuck:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -135,7 +135,7 @@ def test_a_viewer_that_does_not_read_stops_nobody(server: Server, http: httpx.Cl
 
 
 def test_a_job_is_told_with_its_turns(http: httpx.Client) -> None:
-    """What the page shows when a job is clicked; one that is not known is no error."""
+    """A job's details include its turns; an unknown job is no error."""
     messages = [{"role": "user", "content": "look " * 30}]
     body = {"messages": messages, "job_id": "looked/at", "max_tokens": 4}
     assert http.post("/v1/chat/completions", json=body).status_code == 200
@@ -161,7 +161,7 @@ async def served(model: Path) -> AsyncIterator[ApiServer]:
 
 @pytest.mark.slow
 async def test_who_reads_slowly_misses_views(served: ApiServer) -> None:
-    """It is sent the newest, not all it missed, and is shown the whole again; who reads on misses nothing."""
+    """A slow viewer gets the newest views and then a complete one; a fast viewer misses none."""
     audience = Viewers(served)
     async with aclosing(audience.views()) as quick, aclosing(audience.views()) as slow:
         first = msgspec.json.decode(await anext(slow), type=View)
@@ -178,7 +178,7 @@ async def test_who_reads_slowly_misses_views(served: ApiServer) -> None:
 
 @pytest.mark.slow
 async def test_there_is_a_most_of_viewers(served: ApiServer) -> None:
-    """The next one is refused until one has left."""
+    """A viewer beyond the limit is refused until one has left."""
     audience = Viewers(served)
     viewers = [audience.views() for _ in range(MAX_VIEWERS)]
     await asyncio.gather(*(anext(viewer) for viewer in viewers))
@@ -191,7 +191,7 @@ async def test_there_is_a_most_of_viewers(served: ApiServer) -> None:
 
 
 async def test_a_server_that_stops_ends_its_feeds(served: ApiServer) -> None:
-    """Nobody's page keeps it from stopping, and each is told why it ends."""
+    """A stopping server ends its feeds with a reason; no open page delays it."""
     viewer = Viewers(served).views()
     await anext(viewer)
     served.admission.close()

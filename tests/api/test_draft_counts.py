@@ -1,4 +1,4 @@
-"""What a server says of its drafts: receipts, ``/metrics`` and the trace count the same, each draft once."""
+"""Receipts, ``/metrics`` and the trace report the same draft counts; each draft is counted once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUFFIX = (
 )
 NUM_PLACES = 6
 SAID = list(range(60, 76))
-"""Tokens that prompts have and answers repeat."""
+"""Tokens that prompts contain and answers repeat."""
 CHOICE = "left right left right left right"
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
@@ -34,12 +34,12 @@ Answer = dict[str, Any]
 
 
 def saying_again(prompt: list[int], times: int, **more: Any) -> dict[str, Any]:
-    """A turn that repeats a text which its prompt has."""
+    """A turn that repeats a text of its prompt."""
     return {"prompt": [*prompt, *SAID * 2], "replay_token_ids": SAID * times, "ignore_eos": True, **more}
 
 
 def bodies() -> list[dict[str, Any]]:
-    """Turns that are drafted well, badly, twice at a time, and beyond a stop string."""
+    """Turns that are drafted well, badly, twice at a time, and past a stop string."""
     sampled = {"temperature": 0.8, "seed": 3, "max_tokens": 40, "allowed_token_ids": SAID, "ignore_eos": True}
     return [
         saying_again([], 4, job_id="again"),
@@ -52,7 +52,7 @@ def bodies() -> list[dict[str, Any]]:
 
 
 async def ask(url: str, sent: list[dict[str, Any]]) -> list[Answer]:
-    """All at once, so that some are preempted; the last one is given up by its client."""
+    """Sends all at once, so that some are preempted; the client of one more request disconnects."""
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         answers = await asyncio.gather(*(http.post("/v1/completions", json=body) for body in sent))
         leaving = saying_again([5], 12, job_id="left", stream=True)
@@ -65,7 +65,7 @@ async def ask(url: str, sent: list[dict[str, Any]]) -> list[Answer]:
 
 
 def stop_text(http: httpx.Client) -> str:
-    """What the third of the repeated tokens says."""
+    """The text of the third repeated token."""
     text = http.post("/detokenize", json={"tokens": SAID[2:3]}).json()["prompt"]
     assert text
     return str(text)
@@ -86,7 +86,8 @@ def test_receipts_metrics_and_trace_count_each_draft_once(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Whichever API server process is asked, with n, a stop string, a grammar and preemptions."""
+    """The counts agree for any number of API server processes, with n, a stop string, a grammar and
+    preemptions."""
     trace = str(tmp_path / "trace.jsonl")
     flags = (*FLAGS, *SUFFIX, "--api-server-count", str(num_front_ends), "--trace", trace, *more)
     with running_server(model_folder, *flags) as server, client_of(server) as http:
@@ -133,14 +134,15 @@ def client_of(server: Server) -> httpx.Client:
 
 
 def of_trace(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
-    """What ``continuum trace`` prints, as JSON."""
+    """Returns the JSON output of ``continuum trace``."""
     capsys.readouterr()
     assert main(["trace", *arguments]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def check_receipts(answers: list[Answer]) -> None:
-    """Tokens of an answer are its steps and what drafts brought beyond, also behind a stop string."""
+    """Checks that steps plus accepted tokens give the answer's tokens, or at least as many after a stop
+    string."""
     for answer in answers:
         receipt, num_tokens = answer["usage"]["receipt"], answer["usage"]["completion_tokens"]
         num_of_core = receipt["output_steps"] + receipt["accepted_tokens"]
@@ -158,7 +160,7 @@ def check_receipts(answers: list[Answer]) -> None:
 
 
 def check_metrics(http: httpx.Client, receipts: list[dict[str, Any]]) -> None:
-    """The turn that was given up has no receipt, and is counted as far as it came: within a few steps."""
+    """Checks metrics against receipts; the aborted turn has no receipt but its few steps are counted."""
     by_place = [metric(http, BY_PLACE, position=str(place)) for place in range(NUM_PLACES)]
     drafts, drafted, accepted = (metric(http, name) for name in (DRAFTS, DRAFTED, ACCEPTED))
     assert sum(by_place) == accepted
@@ -171,7 +173,7 @@ def check_metrics(http: httpx.Client, receipts: list[dict[str, Any]]) -> None:
 
 @pytest.mark.slow
 def test_a_server_without_drafts_has_no_series_of_them(model_folder: Path) -> None:
-    """And its receipts say a step for each token."""
+    """A server without drafts exports no draft series, and its receipts count one step per token."""
     with running_server(model_folder, *FLAGS) as server, client_of(server) as http:
         usage = http.post("/v1/completions", json=saying_again([], 2, job_id="a")).json()["usage"]
         assert usage["receipt"]["output_steps"] == usage["completion_tokens"] == 32

@@ -1,4 +1,4 @@
-"""Promises about bad requests: one shape, the right status, the field named, and never a 500."""
+"""Promises about bad requests: one error shape, the right status, the field named, and never a 500."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ CODES = {
     (400, "max_tokens", True): "context_length_exceeded",
     (400, "prompt", True): "context_length_exceeded",
 }
-"""OpenAI's words for errors that clients decide by; of all others the code is the status."""
+"""OpenAI's codes for errors that clients act on; for all others the code is the status."""
 
 
 @pytest.mark.parametrize(("path", "body", "status", "param"), BAD_BODIES)
@@ -124,7 +124,7 @@ def test_a_bad_field_is_named(
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize"])
 def test_what_is_not_a_request_is_refused(http: httpx.Client, path: str, body: bytes) -> None:
-    """Broken JSON, broken text and endless nesting are the client's fault, and say so."""
+    """Broken JSON, broken text and endless nesting are reported as client errors."""
     answer = http.post(path, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "BadRequestError"
@@ -138,14 +138,14 @@ def test_not_a_number_is_refused(http: httpx.Client) -> None:
 
 
 def test_a_grammar_that_leaves_no_way_is_the_requests_fault(http: httpx.Client) -> None:
-    """Nothing can be generated that follows the grammar and the request's other limits."""
+    """A grammar that excludes every allowed token is a client error."""
     wanted = {"structured_outputs": {"regex": "[0-9]+"}, "allowed_token_ids": [3]}
     answer = http.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 5, **wanted})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "structured_outputs.regex")
 
 
 def test_an_error_does_not_echo_the_request(http: httpx.Client) -> None:
-    """A large bad body gets a small answer."""
+    """The error for a large bad body is small."""
     deep: object = 10**30
     for _ in range(100):
         deep = {"z" * 10_000: deep}
@@ -161,7 +161,7 @@ def test_an_error_does_not_echo_the_request(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_overflow_is_said_in_the_words_clients_look_for(http: httpx.Client, stream: bool) -> None:
-    """A prompt beyond the context is a 400 that speaks of the maximum context length."""
+    """A prompt beyond the context gives 400 and mentions the maximum context length."""
     for path, body in (
         (CHAT, {"messages": [{"role": "user", "content": "word " * 2000}]}),
         (COMPLETIONS, {"prompt": [5] * 2000}),
@@ -174,8 +174,8 @@ def test_overflow_is_said_in_the_words_clients_look_for(http: httpx.Client, stre
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/messages", CHAT, "/v1/responses"])
 @pytest.mark.parametrize("is_counted", [True, False])
 def test_a_prompt_far_too_long_is_refused(http: httpx.Client, path: str, is_counted: bool) -> None:
-    """Clients read how long it is, so it is the true number; of megabytes, which would take seconds to
-    tokenize, none is said where they look for it."""
+    """The error states the exact number of tokens, since clients read it; a prompt of megabytes, which takes
+    seconds to tokenize, gets an error without a number."""
     text = "x " * (45_000 if is_counted else 700_000)
     where = {COMPLETIONS: "prompt", "/v1/responses": "input"}.get(path, "messages")
     body = {where: [{"role": "user", "content": text}] if where == "messages" else text}
@@ -194,7 +194,7 @@ def test_a_prompt_far_too_long_is_refused(http: httpx.Client, path: str, is_coun
 
 
 def test_a_text_far_too_long_may_still_be_counted(http: httpx.Client) -> None:
-    """To count is what these are for: a http may cut its prompt by the answer."""
+    """A text beyond the context can still be counted: clients may shorten a prompt by the count."""
     text = "x " * 45_000
     assert http.post("/tokenize", json={"prompt": text}).json()["count"] > 40_000
     body = {"messages": [{"role": "user", "content": text}]}
@@ -226,7 +226,7 @@ TOO_LONG = [{"role": "user", "content": "word " * 2000}]
 def test_what_is_wrong_has_the_name_it_was_sent_by(
     http: httpx.Client, path: str, fields: dict[str, object], name: str, limit: str, stream: bool
 ) -> None:
-    """Not the name of the field that it becomes in the engine, nor of one shape of several."""
+    """Errors name the field as the client sent it, not the engine's field nor a variant of a union."""
     body = {**({"prompt": "a"} if path == COMPLETIONS else {"messages": HELLO}), "stream": stream, **fields}
     if path == "/v1/messages":
         body = {"max_tokens": 2, **body}
@@ -241,7 +241,7 @@ def test_what_is_wrong_has_the_name_it_was_sent_by(
 
 
 def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:
-    """The openai client maps our answers to its exceptions."""
+    """The openai client maps error responses to its exceptions."""
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="other", prompt="a")
     with pytest.raises(openai.BadRequestError, match="temperature"):
@@ -249,7 +249,7 @@ def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:
 
 
 def test_unknown_fields_and_nulls_are_ignored(http: httpx.Client) -> None:
-    """A client written for another server runs unchanged."""
+    """Unknown fields and nulls are ignored, so that clients of other servers run unchanged."""
     body = {
         "messages": HELLO,
         "max_tokens": 1,
@@ -262,7 +262,7 @@ def test_unknown_fields_and_nulls_are_ignored(http: httpx.Client) -> None:
 
 
 def test_unknown_paths_and_methods(http: httpx.Client) -> None:
-    """Even these answer in OpenAI's shape."""
+    """Unknown paths and methods get errors in OpenAI's shape."""
     missing = http.get("/v1/nothing")
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "NotFoundError")
     wrong = http.get(CHAT)

@@ -1,4 +1,5 @@
-"""A request that fails in the engine, in every API: its client is told why, the next is served."""
+"""Requests that fail in the engine, in every API: the client gets the reason, and the next request is
+served."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def tokenizer(model: Path) -> Tokenizer:
 def broken(
     model: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
-    """A server whose model cannot bear a tilde."""
+    """A server whose model has no valid logits for a prompt with a tilde."""
     [token] = tokenizer.encode("~")
     folder = with_poisoned_token(model, tmp_path_factory.mktemp("poisoned") / "model", token)
     with (
@@ -46,7 +47,7 @@ def served(client: httpx.Client) -> bool:
 
 
 def told(answer: httpx.Response, status: int) -> dict[str, Any]:
-    """The error of an answer with this status, or of the last event of a stream that had begun."""
+    """Returns the error of a response with this status, or of the last event of a stream that had begun."""
     error: dict[str, Any]
     if answer.status_code == 200:
         events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line[:5] == "data:"]
@@ -72,8 +73,8 @@ def told(answer: httpx.Response, status: int) -> dict[str, Any]:
 def test_logits_that_are_no_numbers_are_told(
     broken: httpx.Client, path: str, body: dict[str, Any], stream: bool
 ) -> None:
-    """Before anything was said the answer is an error as a whole, in its API; behind what another prompt
-    of the request was answered, the stream's last event."""
+    """Before any output the whole answer is an error in its API; after output of another prompt of the
+    request, the stream's last event is."""
     answer = broken.post(path, json={"model": "tiny", "stream": stream, **body})
     assert told(answer, 500)["message"] == NOT_NUMBERS
     assert served(broken)
@@ -81,8 +82,8 @@ def test_logits_that_are_no_numbers_are_told(
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_a_stream_that_fails_says_so(broken: httpx.Client, tokenizer: Tokenizer, path: str) -> None:
-    """In the middle of it: its last event is the error. If nothing had left the server yet, as it was that
-    fast, the answer is one as a whole."""
+    """The last event of a stream that fails midway is the error. If nothing was sent yet, the whole answer is
+    an error."""
     prompt = {"messages": HELLO} if path == CHAT else {"prompt": "hello"}
     said = tokenizer.encode("abc~def")
     answer = broken.post(path, json={**prompt, "stream": True, "max_tokens": 20, "replay_token_ids": said})
@@ -95,7 +96,8 @@ def test_a_stream_that_fails_says_so(broken: httpx.Client, tokenizer: Tokenizer,
 def test_limits_that_leave_no_token_are_the_clients_mistake(
     broken: httpx.Client, tokenizer: Tokenizer, path: str, stream: bool
 ) -> None:
-    """At once or after a token: a 400 that names a field, or a stream that ends with it."""
+    """Limits that allow no token, at once or after one, give a 400 that names a field, or end the stream with
+    it."""
     prompt = {"messages": HELLO} if path == CHAT else {"prompt": "hello"}
     letter = tokenizer.token_text(70)
     for word in (letter, letter * 2):

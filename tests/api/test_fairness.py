@@ -1,4 +1,5 @@
-"""Promises to those who share a server with somebody greedy: their KV is held too, and they are answered."""
+"""Promises to tenants that share a server with a greedy one: their KV is pinned too, and they are
+answered."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Body = dict[str, Any]
 BLOCK = 16
 JOB_BLOCKS = 5
 BUDGET = 56
-"""Blocks that may be held: nine tenths of 63."""
+"""Blocks that may be pinned: nine tenths of 63."""
 GREEDY, ANN, SHARED = "sk-greedy", "sk-ann", "sk-shared"
 MAX_WAIT_S = 2
 DEADLINE_S = 60.0
@@ -27,7 +28,7 @@ DEADLINE_S = 60.0
 
 @pytest.fixture(scope="module")
 def url(model: Path) -> Iterator[str]:
-    """One request runs at a time; what is held is held for long."""
+    """A server that runs one request at a time and keeps pins for long."""
     flags = [
         *("--num-gpu-blocks-override", "64", "--max-model-len", "256", "--max-num-seqs", "1"),
         *("--ttl-rule", "fixed", "--fixed-ttl-s", "600", "--max-silent-wait-s", str(MAX_WAIT_S)),
@@ -43,7 +44,7 @@ def client_of(url: str, key: str) -> httpx.Client:
 
 
 def turn(http: httpx.Client, job_id: str | None, prompt: list[int], **request: Any) -> Body:
-    """Its receipt, or nothing for a request of no job."""
+    """Runs a turn; returns its receipt, empty for a request without a job."""
     body = {"prompt": prompt, "max_tokens": 1, "ignore_eos": True, **request}
     response = http.post("/v1/completions", json=body if job_id is None else {**body, "job_id": job_id})
     assert response.status_code == 200, response.text
@@ -61,8 +62,8 @@ def pinned_blocks(http: httpx.Client, job_id: str) -> int:
 
 
 def test_one_tenant_cannot_keep_anothers_jobs_unheld(url: str) -> None:
-    """Alone, one tenant's jobs may fill all that may be held. Then another's are held too, whether an API key
-    names it or the user it speaks for; the first one's next jobs cannot take that away."""
+    """A tenant alone may fill the whole pin budget. Another tenant, named by an API key or by ``user``, then
+    still gets pins, and the first one's next jobs cannot take them."""
     with client_of(url, GREEDY) as greedy, client_of(url, ANN) as ann, client_of(url, SHARED) as shared:
         receipts = [turn(greedy, f"greedy{number}", prompt_of(number)) for number in range(13)]
         held = [receipt["pinned_tokens"] // BLOCK for receipt in receipts]
@@ -80,7 +81,7 @@ def test_one_tenant_cannot_keep_anothers_jobs_unheld(url: str) -> None:
 
 
 class Agent(threading.Thread):
-    """Asks for its job's next turn as soon as it has an answer, until it is told to stop."""
+    """Requests its job's next turn as soon as the last one is answered, until it is stopped."""
 
     def __init__(self, url: str, number: int) -> None:
         super().__init__(daemon=True)
@@ -99,9 +100,8 @@ class Agent(threading.Thread):
 
 
 def test_a_question_beside_agents_that_never_rest_is_answered(url: str) -> None:
-    """There is one seat, and one agent's turn always waits for it, what it needs held: who asks a question of
-    no job gets it all the same, once it has waited for
-    ``--max-silent-wait-s``, as it is not streamed."""
+    """With one slot and agents whose pinned turns always wait for it, a request without a job is still
+    answered after it has waited for ``--max-silent-wait-s``, as it is not streamed."""
     agents = [Agent(url, number) for number in range(3)]
     for agent in agents:
         agent.start()

@@ -1,4 +1,4 @@
-"""KV events as Dynamo's own indexer reads them, which shares no code with us: it finds what is cached."""
+"""Dynamo's own indexer, which shares no code with us, reads our KV events and finds what is cached."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TIMEOUT_S = 30.0
 A_MOMENT_S = 0.5
 MOST_TRIES = 40
 PYTHON_VARIABLE = "DYNAMO_PYTHON"
-"""An interpreter that has the wheels of ``ai-dynamo``, if this one has not."""
+"""An interpreter with the wheels of ``ai-dynamo``, if this one lacks them."""
 SHORT = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
 
 
 def python_with_dynamo() -> str:
-    """Skips the test if there is none."""
+    """Skips the test if no interpreter has the wheels."""
     python = os.environ.get(PYTHON_VARIABLE, sys.executable)
     found = subprocess.run([python, "-c", "import dynamo.indexer.main"], capture_output=True, check=False)
     if found.returncode:
@@ -43,7 +43,7 @@ def ports() -> Ports:
 
 
 class Indexer:
-    """``python -m dynamo.indexer`` and one engine that it listens to."""
+    """A running ``python -m dynamo.indexer`` that subscribes to one engine."""
 
     def __init__(self, url: str, ports: Ports) -> None:
         self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S)
@@ -69,8 +69,8 @@ class Indexer:
         self._http.post("/register", json={**names, **self._addresses}).raise_for_status()
 
     def await_listening(self, llm: LLM) -> None:
-        """Let the engine tell something until the indexer knows of it: what comes before its subscription
-        it misses, and it asks for that with the next."""
+        """Runs requests until the indexer reports one: it misses events sent before its subscription, and
+        requests a replay with the next."""
         for number in range(MOST_TRIES):
             prompt = [number] * (BLOCK + 4)
             llm.generate([prompt], SHORT, use_tqdm=False)
@@ -81,14 +81,14 @@ class Indexer:
         raise AssertionError("the indexer hears nothing")
 
     def query(self, tokens: list[int]) -> dict[str, int]:
-        """How many of these tokens it finds on each tier; empty for none."""
+        """The number of these tokens found on each tier; empty for none."""
         answer = self._http.post("/query", json={"token_ids": tokens, "model_name": "m"})
         answer.raise_for_status()
         found: dict[str, int] = answer.json()["instances"].get("1", {})
         return found
 
     def await_found(self, tokens: list[int], done: Callable[[dict[str, int]], bool]) -> dict[str, int]:
-        """What it finds once that is as awaited: it reads events when they come."""
+        """Polls until ``done`` accepts the result, since the indexer reads events asynchronously."""
         deadline = time.monotonic() + TIMEOUT_S
         while not done(found := self.query(tokens)):
             assert time.monotonic() < deadline, f"it finds {found} of {len(tokens)} tokens"
@@ -112,8 +112,8 @@ def running_indexer(ports: Ports, log: Path) -> Iterator[Indexer]:
 
 
 def random_prompts() -> list[list[int]]:
-    """A dozen that begin alike, more or less. The last block of each has room for the output, so that no
-    event comes behind the one that stores its blocks."""
+    """A dozen prompts that share prefixes. The last block of each has space for the output, so that no event
+    follows the one that stores its blocks."""
     random = Random(1)
     shared = [random.randrange(400) for _ in range(6 * BLOCK)]
     return [
@@ -123,7 +123,7 @@ def random_prompts() -> list[list[int]]:
 
 
 def cached_of(prompt: list[int], sequences: set[tuple[int, ...]]) -> int:
-    """How many of its tokens are cached, from the first on."""
+    """The number of leading tokens of the prompt that are cached."""
     count = 0
     while count < whole(prompt) and tuple(prompt[: count + BLOCK]) in sequences:
         count += BLOCK
@@ -132,8 +132,8 @@ def cached_of(prompt: list[int], sequences: set[tuple[int, ...]]) -> int:
 
 @pytest.mark.slow
 def test_dynamo_finds_what_is_cached_and_nothing_else(model: Path, ports: Ports, tmp_path: Path) -> None:
-    """All tokens of what is cached whole, of others as many as a hit has, and none after a reset; though it
-    comes late, and reads the past."""
+    """The indexer finds all tokens of fully cached prompts, as many as a hit has for others, and none after a
+    reset, although it subscribes late and replays the past."""
     options: dict[str, Any] = {"num_gpu_blocks_override": 60, "max_model_len": 480}
     with (
         running_indexer(ports, tmp_path / "log") as indexer,
@@ -160,7 +160,7 @@ def test_dynamo_finds_what_is_cached_and_nothing_else(model: Path, ports: Ports,
 
 @pytest.mark.slow
 def test_dynamo_tells_host_memory_from_the_device(model: Path, ports: Ports, tmp_path: Path) -> None:
-    """What the device had to evict it still finds, on the tier that has it."""
+    """Blocks that the device has evicted are found on the host tier."""
     options: dict[str, Any] = {
         "num_gpu_blocks_override": 31,
         "num_host_blocks_override": 100,
@@ -181,12 +181,12 @@ def test_dynamo_tells_host_memory_from_the_device(model: Path, ports: Ports, tmp
 
 
 def sequence_in(tokens: list[int], events: list[Event]) -> bool:
-    """Whether these are cached."""
+    """Whether these tokens are a cached sequence."""
     return any(sequence_to(each, events) == tokens[: whole(tokens)] for each in cached(events))
 
 
 def whole(tokens: list[int]) -> int:
-    """How many of them fill blocks."""
+    """The number of tokens that fill whole blocks."""
     return len(tokens) // BLOCK * BLOCK
 
 

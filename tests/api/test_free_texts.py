@@ -1,5 +1,5 @@
-"""Promises of custom tools' grammars in formats that write a text as it is, kept by a real server: a random
-model that is made to begin a call, and asked for none, writes what follows the grammar."""
+"""Promises of custom tools' grammars in formats that write text unquoted. On a real server, a random model is
+made to begin a call without being required to, and follows the grammar."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BEGINS = {
     "deepseek_v32": ("<", "｜DSML｜"),
     "step3": ("<｜tool_calls_begin｜>",),
 }
-"""Tokens that begin a call."""
+"""Tokens that begin a call, by parser."""
 PATCH = {"type": "grammar", "syntax": "lark", "definition": 'start: ("add" | "remove") " " /[0-9]{2}/'}
 FOLLOWS = re.compile("(add|remove) [0-9]{2}")
 
@@ -42,7 +42,7 @@ class Asked:
         return httpx.post(f"{self.url}/v1/responses", json={**self.body, **fields}, timeout=60)
 
     def stream(self) -> list[dict[str, Any]]:
-        """The events of its stream."""
+        """Returns the events of the stream."""
         body = {**self.body, "stream": True}
         with httpx.stream("POST", f"{self.url}/v1/responses", json=body, timeout=60) as lines:
             return [json.loads(line[6:]) for line in lines.iter_lines() if line.startswith("data: {")]
@@ -50,20 +50,21 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in whose tokenizer the formats' tags are tokens."""
+    """A model whose tokenizer has the formats' tags as tokens."""
     return folder_with_tokens(tmp_path_factory.mktemp("models"), TOKENS)
 
 
 @pytest.fixture(scope="module", params=BEGINS)
 def asked(request: pytest.FixtureRequest, folder: Path) -> Iterator[Asked]:
-    """A request to a server whose model calls like this; its reply begins a call."""
+    """A request to a server with this tool parser; its reply begins a call."""
     flags = ("--num-gpu-blocks-override", "400", "--tool-call-parser", request.param)
     with running_server(folder, *flags) as server:
         yield Asked(request.param, server.url, begun(server, BEGINS[request.param]))
 
 
 def begun(server: Server, texts: Sequence[str]) -> dict[str, Any]:
-    """A request whose reply begins with these tokens, each preferred to the one before."""
+    """A request whose reply begins with these tokens in reverse order: each is preferred to the one
+    before."""
     biases = {}
     for bias, text in enumerate(texts, 90):
         asked = {"prompt": text, "add_special_tokens": False}
@@ -79,7 +80,7 @@ def begun(server: Server, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def custom_input(output: list[dict[str, Any]]) -> str:
-    """Of the one call of a custom tool."""
+    """The input of the response's only custom tool call."""
     [text] = [item["input"] for item in output if item["type"] == "custom_tool_call"]
     assert isinstance(text, str)
     return text
@@ -87,7 +88,7 @@ def custom_input(output: list[dict[str, Any]]) -> str:
 
 @pytest.mark.slow
 def test_a_custom_tools_text_follows_its_grammar_where_the_model_may_choose(asked: Asked) -> None:
-    """Whole and streamed."""
+    """A custom tool's text follows its grammar when the tool choice is free, whole and streamed."""
     answer = asked.answer().json()
     assert "warnings" not in answer, answer
     assert FOLLOWS.fullmatch(custom_input(answer["output"]))
@@ -99,7 +100,7 @@ def test_a_custom_tools_text_follows_its_grammar_where_the_model_may_choose(aske
 
 @pytest.mark.slow
 def test_an_expression_is_kept_as_well(asked: Asked) -> None:
-    """Without a note that it is not."""
+    """A regular expression is enforced as well, without a note in the receipt."""
     dated = {"type": "grammar", "syntax": "regex", "definition": "^(a/b|c\\/d):[0-9]{2}$"}
     answer = asked.answer(tools=[{"type": "custom", "name": "patch", "format": dated}]).json()
     assert re.fullmatch("(a/b|c/d):[0-9]{2}", custom_input(answer["output"]))
@@ -108,7 +109,8 @@ def test_an_expression_is_kept_as_well(asked: Asked) -> None:
 
 @pytest.mark.slow
 def test_a_text_that_would_never_end_is_not_enforced_and_told(asked: Asked) -> None:
-    """The last piece of this grammar takes all text that comes, the end of the call too."""
+    """The last piece of this grammar also matches the end of the call. Unless a token ends the call, the
+    receipt says that the grammar is not enforced."""
     endless = {"type": "custom", "name": "patch", "format": {**PATCH, "definition": r"start: /[\s\S]+/"}}
     answer = asked.answer(tools=[endless], max_output_tokens=5).json()
     told = answer["usage"]["receipt"].get("left_out", [])

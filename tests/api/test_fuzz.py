@@ -1,4 +1,4 @@
-"""Promises about requests that nobody would send on purpose: each is answered, soon, and without harm."""
+"""Promises about malformed requests: each is answered soon and does no harm."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SEED = 20260
 NUM_BODIES = 2600
 NUM_CLIENTS = 4
 MAX_ANSWER_S = 20.0
-"""A hang takes for ever; this leaves room for a machine that does other things too."""
+"""Longer counts as a hang; the limit allows for a busy machine."""
 MAX_ERROR_BYTES = 16_000
 MAX_GROWTH_KIB = 96 * 1024
 WARM_UP = 600
-"""Requests after which all that is made once has been made."""
+"""Requests after which everything that is created once exists."""
 
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
@@ -45,7 +45,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory, log: Path) -> Iterator[Server]:
-    """A short context and short answers: what is accepted after all is soon done."""
+    """A server with a short context and short answers, so that accepted requests end soon."""
     model = make_model_folder(tmp_path_factory.mktemp("models") / "short", max_position_embeddings=640)
     (model / "generation_config.json").write_text('{"max_new_tokens": 8}')
     with running_server(model, "--num-gpu-blocks-override", "400", log=log) as running:
@@ -60,12 +60,12 @@ def http(fuzzed: Server) -> Iterator[httpx.Client]:
 
 
 CODES = ("context_length_exceeded", "model_not_found", "conversation_locked")
-"""OpenAI's words, in place of the status."""
+"""OpenAI's codes that replace the status."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for a body, and when."""
+    """The response to a body, and its latency."""
 
     sent: MalformedBody
     status: int
@@ -78,24 +78,24 @@ class Answer:
 
 
 def test_the_corpus_is_what_it_says() -> None:
-    """More than two thousand different bodies, the same in every run; unchanged ones are valid."""
+    """The corpus has over two thousand different bodies, the same in every run; unchanged ones are valid."""
     bodies = [body.body for body in malformed_bodies(NUM_BODIES, SEED)]
     assert len(set(bodies)) > 2000
     assert bodies == [body.body for body in malformed_bodies(NUM_BODIES, SEED)]
 
 
 OF_OPERATORS = {"/update_weights", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
-"""Bodies that only servers of their own accept: tests/api/test_sleep.py, test_adapters.py."""
+"""Bodies that only operators' servers accept: see tests/api/test_sleep.py and test_adapters.py."""
 
 
 def test_the_corpus_knows_every_endpoint(http: httpx.Client) -> None:
-    """The server describes no body that the corpus has no example of, and accepts each example."""
+    """The corpus has a valid example for each body in the server's OpenAPI document."""
     paths = http.get("/openapi.json").json()["paths"]
     described = {path for path, methods in paths.items() if "requestBody" in methods.get("post", {})}
     assert described - OF_OPERATORS == VALID_BODIES.keys() | POOLING_BODIES.keys()
     for path, bodies in VALID_BODIES.items():
         if "{" in path:
-            continue  # there is no such job or conversation
+            continue  # No such job or conversation exists.
         for body in bodies:
             answer = http.post(path, json=body)
             assert answer.status_code == 200, (path, answer.text)
@@ -104,7 +104,7 @@ def test_the_corpus_knows_every_endpoint(http: httpx.Client) -> None:
 def test_malformed_bodies_are_refused_and_leave_nothing_behind(
     http: httpx.Client, fuzzed: Server, log: Path
 ) -> None:
-    """No 5xx, no hang, errors that are small and name the field, no growth; afterwards all is as before."""
+    """Malformed bodies cause no 5xx, no hang and no growth; errors are small and name the field."""
     bodies = list(malformed_bodies(NUM_BODIES, SEED))
     with ThreadPoolExecutor(NUM_CLIENTS) as clients:
 
@@ -131,7 +131,8 @@ def test_malformed_bodies_are_refused_and_leave_nothing_behind(
 
 @pytest.mark.long
 def test_schemathesis_finds_nothing(http: httpx.Client, fuzzed: Server, log: Path, tmp_path: Path) -> None:
-    """What the server's own document allows, and what it forbids: never a 5xx, always as described."""
+    """Requests that the OpenAPI document allows or forbids never cause a 5xx; responses match the
+    document."""
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{fuzzed.url}/openapi.json"]
     options = {
         "checks": CHECKS,
@@ -164,7 +165,7 @@ def _ask(http: httpx.Client, body: MalformedBody) -> Answer:
 
 
 def faults(answer: Answer) -> Iterator[str]:
-    """What is wrong with how a body was refused."""
+    """Yields each fault in the refusal of a body."""
     if len(answer.content) > MAX_ERROR_BYTES:
         yield f"large: {answer.where}"
     told = json.loads(answer.content)
@@ -181,7 +182,7 @@ def faults(answer: Answer) -> Iterator[str]:
 
 
 def is_object(body: bytes) -> bool:
-    """Whether this is JSON with fields, as the standard has it, and not too deep to be read."""
+    """Whether this is standard JSON with fields, not too deep to be read."""
 
     def refuse(constant: str) -> Any:
         raise ValueError(constant)
@@ -200,7 +201,7 @@ def resident_kib(pid: int) -> int:
 
 
 def assert_unharmed(http: httpx.Client) -> None:
-    """It works, and nothing is running, waiting or counted any more."""
+    """Asserts that the server works and nothing is running, waiting or counted."""
     body = {"prompt": "Once", "max_tokens": 3, "ignore_eos": True}
     assert http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3
     deadline = time.monotonic() + 60

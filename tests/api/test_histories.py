@@ -1,4 +1,4 @@
-"""Promises about histories that a client cannot take back: whatever they hold, the job goes on, in every
+"""Promises about histories that a client cannot change: whatever they contain, the job goes on, in every
 API."""
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PDF = base64_of(b"%PDF-1.7 " + b"x" * 2000)
 
 
 def prompt_of(http: httpx.Client, path: str, body: Body) -> tuple[str, list[str]]:
-    """The text that the model was given, and what the receipt says was left out of it."""
+    """Returns the prompt text that the model got, and the receipt's ``left_out``."""
     limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
     answer = http.post(path, json={limit: 1, "return_token_ids": True, "job_id": "pictures", **body})
     assert answer.status_code == 200, answer.text
     told = answer.json()
     left_out: list[str] = told["usage"]["receipt"].get("left_out", [])
-    if path == RESPONSES:  # which tells no tokens of its prompt
+    if path == RESPONSES:  # It reports no tokens of its prompt.
         assert told["usage"]["input_tokens"]
         return "", left_out
     text = http.post("/detokenize", json={"tokens": told["prompt_token_ids"]}).json()["prompt"]
@@ -43,7 +43,7 @@ def prompt_of(http: httpx.Client, path: str, body: Body) -> tuple[str, list[str]
 
 
 def chat_of(result: object) -> Body:
-    """A chat in which a tool returned this, and which goes on."""
+    """A chat in which a tool returned ``result``."""
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     return {
         "messages": [
@@ -139,8 +139,8 @@ PARTS: dict[str, tuple[str, Body, str]] = {
 def test_a_line_stands_for_what_a_tool_has_shown(
     http: httpx.Client, path: str, part: Body, what: str
 ) -> None:
-    """A tool returns a picture by itself. The model reads what it was, the receipt says so, and the job goes
-    on."""
+    """If a tool returns a picture, a text-only model gets a line that describes it, the receipt reports it,
+    and the job goes on."""
     text_kind = "input_text" if path == RESPONSES else "text"
     result = [{"type": text_kind, "text": "Done."}, part]
     body = {CHAT: chat_of, RESPONSES: response_of, MESSAGES: message_of}[path](result)
@@ -172,7 +172,7 @@ USERS_PARTS: dict[str, tuple[str, Body, str]] = {
 
 @pytest.mark.parametrize("path", USERS_PARTS)
 def test_the_users_new_picture_is_refused_and_an_old_one_is_not(http: httpx.Client, path: str) -> None:
-    """Who sends one now is told so, with its field; in an earlier turn it is a line."""
+    """A picture in the user's latest message is refused with its field; an earlier one becomes a line."""
     _, part, field = USERS_PARTS[path]
     text_kind = "input_text" if path == RESPONSES else "text"
     asked = {"role": "user", "content": [{"type": text_kind, "text": "What is this?"}, part]}
@@ -189,7 +189,7 @@ def test_the_users_new_picture_is_refused_and_an_old_one_is_not(http: httpx.Clie
 
 
 def test_a_picture_behind_results_is_the_tools(http: httpx.Client) -> None:
-    """Agents that cannot put a picture into a result send it as the user's, behind it."""
+    """A user's picture right after tool results counts as theirs: some agents must send it so."""
     _, picture, _ = USERS_PARTS[CHAT]
     body = chat_of("see below")
     body["messages"].append({"role": "user", "content": [picture]})
@@ -205,7 +205,7 @@ def test_a_picture_behind_results_is_the_tools(http: httpx.Client) -> None:
 
 
 def test_a_stored_picture_does_not_end_its_job(http: httpx.Client) -> None:
-    """Turns that the server remembers are read by the same rule."""
+    """Turns stored on the server follow the same rule."""
     _, picture, _ = USERS_PARTS[RESPONSES]
     first = http.post(RESPONSES, json={**response_of([picture]), "max_output_tokens": 1}).json()
     assert first["usage"]["receipt"]["left_out"] == ["input[2].output[0]: image/png, 640x480"]
@@ -217,7 +217,7 @@ def test_a_stored_picture_does_not_end_its_job(http: httpx.Client) -> None:
 
 
 def test_what_other_servers_did_is_left_out_and_told(http: httpx.Client) -> None:
-    """A history that began elsewhere has calls of tools that nobody runs here."""
+    """Calls of tools that ran on another server are left out, and the receipt says so."""
     searched = [
         {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
         {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
@@ -248,13 +248,13 @@ def test_what_other_servers_did_is_left_out_and_told(http: httpx.Client) -> None
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 def test_a_tool_that_returned_nothing_ends_no_job(http: httpx.Client, path: str) -> None:
-    """Clients send null, or leave it out."""
+    """Null or missing tool results are accepted."""
     body = {CHAT: chat_of, RESPONSES: response_of, MESSAGES: message_of}[path](None)
     assert prompt_of(http, path, body)[1] == []
 
 
 def test_a_receipt_stays_short(http: httpx.Client) -> None:
-    """Of hundreds of pictures the first are named, and how many more there are."""
+    """Of hundreds of pictures the receipt names the first ones and counts the rest."""
     _, left_out = prompt_of(http, CHAT, chat_of([{"type": "smell"}] * 25))
     assert len(left_out) == 21
     assert left_out[-1] == "and 5 more"
@@ -336,13 +336,13 @@ SYSTEMS: dict[str, tuple[str, list[Body], str]] = {
 def test_a_template_that_raises_ends_no_job(
     http: httpx.Client, template: str, messages: list[Body], prompt: str
 ) -> None:
-    """System messages stand where the template takes them, and in the place where they were said."""
+    """A message that makes the template raise is merged into a neighbor, and the job goes on."""
     text, _ = prompt_of(http, CHAT, {"messages": messages, "chat_template": template})
     assert text == prompt
 
 
 def test_reminders_in_a_chat_leave_the_prefix_alone(http: httpx.Client) -> None:
-    """Each turn's prompt begins with the last one's, system messages in between or not."""
+    """Each turn's prompt begins with the previous one, also with system messages in between."""
     first = [said("system", "A"), said("user", "hi"), said("system", "B")]
     then = [*first, said("assistant", "yo"), said("system", "C"), said("user", "on")]
     one, two = (
@@ -352,7 +352,7 @@ def test_reminders_in_a_chat_leave_the_prefix_alone(http: httpx.Client) -> None:
 
 
 def test_responses_take_a_system_message_anywhere(http: httpx.Client) -> None:
-    """The rule is the same there."""
+    """The same rule applies to responses."""
     items = [said("user", "hi"), said("assistant", "yo"), said("developer", "B"), said("user", "on")]
     counted = http.post("/v1/responses/input_tokens", json={"input": items}).json()["input_tokens"]
     chat = [said("user", "hi"), said("assistant", "yo"), said("user", f"{reminder('B')}\non")]
@@ -397,7 +397,7 @@ HALVES: dict[str, tuple[str, Body]] = {
 def test_half_of_a_surrogate_pair_is_read_as_unreadable(
     http: httpx.Client, path: str, body: Body, half: str
 ) -> None:
-    """A client that cut a text in the middle of a character sends the half again with each turn."""
+    """Half of a surrogate pair, from text cut within a character, becomes a replacement character."""
     content = json.dumps(body).replace("HALF", half)
     answer = http.post(path, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 200, answer.text
@@ -417,7 +417,7 @@ def test_half_of_a_surrogate_pair_is_read_as_unreadable(
     ],
 )
 def test_only_halves_are_replaced(http: httpx.Client, sent: bytes, read: str) -> None:
-    """Whole pairs, and backslashes that escape nothing of the kind, are what they were."""
+    """Whole pairs, and backslashes that escape something else, stay unchanged."""
     body = (
         b'{"messages": [{"role": "user", "content": "'
         + sent
@@ -428,7 +428,7 @@ def test_only_halves_are_replaced(http: httpx.Client, sent: bytes, read: str) ->
 
 
 def test_calls_from_before_there_were_tools_are_read(http: httpx.Client) -> None:
-    """``function_call`` and the role ``function``, in histories that are as old."""
+    """``function_call`` and the role ``function`` of old histories are read."""
     messages = [
         HELLO,
         {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}},
@@ -441,7 +441,7 @@ def test_calls_from_before_there_were_tools_are_read(http: httpx.Client) -> None
 
 
 def test_tools_that_nobody_runs_are_told(http: httpx.Client) -> None:
-    """They are left out of what the model is offered, and not without a word."""
+    """Tools that the server does not run are hidden from the model and listed in the receipt."""
     hosted = [{"type": kind} for kind in ("mcp", "file_search", "web_search", "image_generation")]
     answer = http.post(RESPONSES, json={"input": "hi", "tools": hosted, "max_output_tokens": 1}).json()
     assert len(answer["warnings"]) == len(hosted)

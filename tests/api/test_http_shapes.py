@@ -1,4 +1,5 @@
-"""Promises about how a request may come: with offers, packed, to any name or path, from who says no more."""
+"""Promises about unusual HTTP requests: upgrade offers, compressed bodies, any host or path, half-closed
+connections."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ OFFER = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings:
 
 
 def deflated(body: bytes) -> bytes:
-    """Without what the standard wants around it."""
+    """Compresses to raw deflate, without the zlib header that the standard requires."""
     packer = zlib.compressobj(wbits=-15)
     return packer.compress(body) + packer.flush()
 
@@ -50,13 +51,13 @@ def ask(server: Server, *pieces: bytes) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize("cut", [0, 1, 30, len(BODY)])
 def test_an_offer_of_another_protocol_changes_nothing(server: Server, cut: int) -> None:
-    """Java's client offers HTTP/2 with every first request; its body is read, however it is cut."""
+    """An HTTP/2 upgrade offer, as Java's client sends, is ignored; the body is read, however it is cut."""
     head = post_head(CHAT, *OFFER, f"Content-Length: {len(BODY)}")
     assert ask(server, head + BODY[:cut], BODY[cut:])[0] == 200
 
 
 def test_after_an_offer_a_body_may_come_in_chunks_and_others_follow(server: Server) -> None:
-    """The next request of the connection is read as such; what is no body's end is refused as ever."""
+    """After an offer a chunked body and further requests are read; a malformed chunk is refused."""
     chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
     assert ask(server, post_head(CHAT, *OFFER, "Transfer-Encoding: chunked") + chunks)[0] == 200
     assert (
@@ -66,7 +67,7 @@ def test_after_an_offer_a_body_may_come_in_chunks_and_others_follow(server: Serv
     assert ask(server, post_head(CHAT, *OFFER, "Transfer-Encoding: chunked") + b"zz\r\n")[0] == 400
 
 
-# ---- packed bodies ----
+# ---- compressed bodies ----
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
@@ -79,7 +80,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("encoding", PACKERS)
 def test_packed_bodies_are_read(http: httpx.Client, encoding: str) -> None:
-    """By each of the encodings that clients use, in one member or several."""
+    """Bodies are read in each content encoding that clients use, in one member or several."""
     answer = http.post(CHAT, content=PACKERS[encoding](BODY), headers={"Content-Encoding": encoding})
     assert answer.status_code == 200, answer.text
 
@@ -89,7 +90,7 @@ def test_packed_bodies_are_read(http: httpx.Client, encoding: str) -> None:
 def test_a_small_body_that_unpacks_to_a_huge_one_is_refused(
     http: httpx.Client, path: str, encoding: str
 ) -> None:
-    """It is unpacked as far as a body may go, and not kept."""
+    """Decompression stops at the body limit, and the data is not kept."""
     bomb = PACKERS[encoding](b'{"a": "' + bytes(64 * 2**20))
     assert len(bomb) < 2**20
     answer = http.post(path, content=bomb, headers={"Content-Encoding": encoding})
@@ -113,7 +114,7 @@ def test_a_small_body_that_unpacks_to_a_huge_one_is_refused(
 def test_what_is_not_packed_as_it_says_is_refused(
     http: httpx.Client, encoding: str, body: bytes, status: int
 ) -> None:
-    """Cut off, of another encoding, or of one that is not known: never taken for an empty body."""
+    """A truncated, mislabeled or unknown encoding is refused, never taken for an empty body."""
     answer = http.post(CHAT, content=body, headers={"Content-Encoding": encoding})
     assert answer.status_code == status, answer.text
 
@@ -123,13 +124,13 @@ def test_what_is_not_packed_as_it_says_is_refused(
 
 @pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/version", "/metrics", "/dashboard/feed"])
 def test_head_is_answered_as_get_without_content(http: httpx.Client, path: str) -> None:
-    """Clients probe so before they begin; a stream without end has none either."""
+    """HEAD is answered like GET without a body, as clients probe with it; endless streams included."""
     answer = http.head(path)
     assert (answer.status_code, answer.content) == (200, b"")
 
 
 def test_the_root_says_what_this_is(http: httpx.Client) -> None:
-    """Who opens the address sees a server's name and where its API is."""
+    """The root path returns the server's name and where its API is."""
     told = http.get("/").json()
     assert told["name"] == "continuum"
     paths = http.get("/openapi.json").json()["paths"]
@@ -149,14 +150,14 @@ def test_the_root_says_what_this_is(http: httpx.Client) -> None:
         ("/v1/tokenize", "/tokenize"),
         ("/embeddings", "/v1/embeddings"),
         ("/v1/audio/speech", "audio"),
-        ("/collective_rpc", "POST /update_weights takes new weights"),
+        ("/collective_rpc", "POST /update_weights loads new weights"),
         ("/nothing/like/it", None),
     ],
 )
 def test_an_unknown_path_is_named_beside_what_may_have_been_meant(
     http: httpx.Client, path: str, near: str | None
 ) -> None:
-    """A base URL with /v1 too many, or without it, is seen at once."""
+    """An error for an unknown path suggests the right one, e.g. for a base URL with /v1 twice or missing."""
     answer = http.post(path, json={})
     message = answer.json()["error"]["message"]
     assert answer.status_code == 404
@@ -166,14 +167,14 @@ def test_an_unknown_path_is_named_beside_what_may_have_been_meant(
 
 
 def test_another_method_is_told_which_there_are(http: httpx.Client) -> None:
-    """In words and in the header that is there for it."""
+    """A wrong method gets the allowed ones in the message and in the ``Allow`` header."""
     answer = http.put("/v1/conversations", json={})
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert "takes POST" in answer.json()["error"]["message"]
 
 
 def test_a_byte_order_mark_is_passed_over(http: httpx.Client) -> None:
-    """Windows writes one before a text."""
+    """A UTF-8 byte order mark, as Windows writes it, is skipped."""
     assert http.post(CHAT, content=b"\xef\xbb\xbf" + BODY).status_code == 200
 
 
@@ -182,7 +183,7 @@ def test_a_byte_order_mark_is_passed_over(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("hosts", [[], ["a", "b"], ["a", "a"]])
 def test_a_request_has_one_host(server: Server, hosts: list[str]) -> None:
-    """Without one, or with two, nobody can say whom it is for (RFC 9112, 3.2)."""
+    """A request with no Host or with two is refused (RFC 9112, 3.2)."""
     lines = ["GET /health HTTP/1.1", *(f"Host: {host}" for host in hosts), "", ""]
     assert ask(server, "\r\n".join(lines).encode())[0] == 400
     assert ask(server, b"GET /health HTTP/1.0\r\n\r\n")[0] == 200
@@ -192,7 +193,7 @@ def test_a_request_has_one_host(server: Server, hosts: list[str]) -> None:
     "host", ["127.0.0.1", "[::1]:80", "10.1.2.3:9", "localhost", "box:8000", "host.docker.internal"]
 )
 def test_addresses_and_local_names_are_answered(http: httpx.Client, host: str) -> None:
-    """No stranger's page can have such a name."""
+    """Addresses and local names are accepted as Host: no foreign page can have such a name."""
     assert http.get("/v1/models", headers={"Host": host}).status_code == 200
 
 
@@ -200,7 +201,7 @@ def test_addresses_and_local_names_are_answered(http: httpx.Client, host: str) -
     "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example."]
 )
 def test_a_page_whose_name_was_pointed_here_gets_nothing(http: httpx.Client, host: str) -> None:
-    """Its browser takes it for the server's own: it may neither read nor ask."""
+    """A page whose name was rebound to this address (DNS rebinding) can neither read nor send."""
     for answer in (
         http.get("/v1/jobs", headers={"Host": host}),
         http.post(CHAT, json=HELLO, headers={"Host": host, "Origin": f"http://{host}"}),
@@ -223,7 +224,8 @@ def test_a_page_whose_name_was_pointed_here_gets_nothing(http: httpx.Client, hos
 def test_when_names_are_asked_for(
     host: str | None, keys: tuple[str, ...], allowed: tuple[str, ...], asked: tuple[str, ...] | None
 ) -> None:
-    """Where only this machine reaches a server that asks for no key, and where an operator says so."""
+    """Host names are checked on a keyless server that only this machine reaches, and where the operator says
+    so."""
     access = AccessConfig(api_keys=keys, allowed_hosts=allowed)
     assert ServerConfig(served_model_names=("m",), host=host, access=access).hosts == asked
 
@@ -239,19 +241,19 @@ def test_when_names_are_asked_for(
     ],
 )
 def test_keys_that_cannot_be_meant_are_refused(keys: tuple[str, ...], told: str) -> None:
-    """In a sentence that holds no secret."""
+    """Implausible keys are refused in a sentence that contains no secret."""
     with pytest.raises(ConfigError) as refused:
         AccessConfig(api_keys=keys)
     assert told in str(refused.value)
     assert "SECRET" not in str(refused.value)
 
 
-# ---- half an end ----
+# ---- half-closed connections ----
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_has_said_all_still_gets_the_answer(server: Server, stream: bool) -> None:
-    """The end of what a client sends is not the end of what it wants to read."""
+    """A client that half-closes after its request still gets the answer."""
     body = {"prompt": "a", "max_tokens": 150, "ignore_eos": True, "stream": stream, "temperature": 0}
     with connect(server.url) as connection:
         connection.sendall(post("/v1/completions", body))
@@ -268,7 +270,7 @@ def test_who_has_said_all_still_gets_the_answer(server: Server, stream: bool) ->
 
 
 def test_who_says_half_and_ends_has_gone(server: Server) -> None:
-    """A body that will never be complete is nobody's request."""
+    """A client that half-closes in the middle of a body is treated as gone."""
     with connect(server.url) as connection:
         connection.sendall(post_head(CHAT, "Content-Length: 1000") + b"{")
         connection.shutdown(socket.SHUT_WR)

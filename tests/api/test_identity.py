@@ -1,4 +1,4 @@
-"""Promises to clients that send no ``job_id``: what they do send names their job, in a fixed order."""
+"""Promises to clients that send no ``job_id``: other fields and headers name their job, in a fixed order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def job(headers: dict[str, str], said: ClientIdentity | None = None) -> JobRef:
 
 
 def both(first: Said, second: Said) -> JobRef:
-    """A request that says the one and the other."""
+    """The job of a request that names one in both ways."""
     xargs: dict[str, object] = {}
     said = ClientIdentity()
     for _, each in (second, first):
@@ -57,7 +57,7 @@ def both(first: Said, second: Said) -> JobRef:
 
 @pytest.mark.parametrize("place", range(len(ORDER)), ids=[name for name, _ in ORDER])
 def test_each_way_to_name_a_job_counts_before_those_after_it(place: int) -> None:
-    """Every row of the table is read, and goes before every later row."""
+    """Each row of the table names a job and takes precedence over every later row."""
     _, said = ORDER[place]
     assert job(*said).job_id == str(place + 1)
     for _, later in ORDER[place + 1 :]:
@@ -65,14 +65,14 @@ def test_each_way_to_name_a_job_counts_before_those_after_it(place: int) -> None
 
 
 def test_whoever_says_nothing_gets_a_job_that_is_inferred() -> None:
-    """No id, not the absence of a job."""
+    """A request without any name gets an inferred job: an empty id, not no job."""
     assert job({}) == JobRef(None)
     assert job({"X-Session-ID": "  "}, ClientIdentity(session_id="", prompt_cache_key="")) == JobRef(None)
 
 
 @pytest.mark.parametrize("user_id", [OLD_USER_ID, NEW_USER_ID])
 def test_claude_codes_session_is_in_the_user_id(user_id: str) -> None:
-    """Both shapes of it; who the user is says the rest."""
+    """The session is read from both shapes of ``user_id``; the rest of it names the user."""
     found = job({}, ClientIdentity(metadata_user_id=user_id))
     assert found.job_id == SESSION
     assert found.tenant in ("user_1c2d_account_", "acc-1")
@@ -82,7 +82,7 @@ def test_claude_codes_session_is_in_the_user_id(user_id: str) -> None:
     "user_id", ["somebody", "{not json", '{"session_id": 5}', '{"session_id": "\\ud800"}']
 )
 def test_a_user_id_without_a_session_names_no_job(user_id: str) -> None:
-    """It is a user, whoever that is."""
+    """A user id without a session names a user but no job."""
     assert job({}, ClientIdentity(metadata_user_id=user_id)).job_id is None
 
 
@@ -103,12 +103,12 @@ def test_a_user_id_without_a_session_names_no_job(user_id: str) -> None:
         (ClientIdentity(conversation={"id": []}), "conversation"),
         (ClientIdentity(is_last_step="yes"), "is_last_step"),
         (ClientIdentity(tenant=["x"]), "user"),
-        # No effect, since another field counts first, and still wrong.
+        # Has no effect, since another field counts first, but is still invalid.
         (ClientIdentity(job_id="a", prompt_cache_key=[]), "prompt_cache_key"),
     ],
 )
 def test_a_body_that_cannot_name_a_job_is_told_which_field_is_wrong(said: ClientIdentity, field: str) -> None:
-    """One sentence with the field."""
+    """The error is one sentence that names the field."""
     with pytest.raises(RequestError) as refused:
         job({}, said)
     assert refused.value.field == field
@@ -117,27 +117,27 @@ def test_a_body_that_cannot_name_a_job_is_told_which_field_is_wrong(said: Client
 
 @given(st.dictionaries(st.sampled_from(["X-Session-ID", "x-is-last-step", "Authorization"]), st.text()))
 def test_no_header_is_an_error(headers: dict[str, str]) -> None:
-    """What a proxy adds, however odd or long, never fails a request, and makes an id of bounded length."""
+    """Headers added by a proxy never fail a request, however odd or long; ids have a bounded length."""
     raw = {name: value.encode("latin-1", "replace").decode("latin-1") * 50 for name, value in headers.items()}
     found = identify(raw | {name.lower(): value for name, value in raw.items()}, ClientIdentity())
     assert found.job_id is None or 0 < len(found.job_id) <= MAX_ID_CHARS
 
 
 def test_a_long_header_is_known_by_its_hash() -> None:
-    """The same one names the same job, another one another."""
+    """A long header is hashed: equal ones name the same job, others another."""
     first, second = "x" * 1000, "x" * 999
     assert job({"X-Session-ID": first}) == job({"X-Session-ID": first})
     assert job({"X-Session-ID": first}) != job({"X-Session-ID": second})
 
 
 def test_ids_may_be_numbers_and_any_script() -> None:
-    """A number is its digits; a header's bytes are UTF-8."""
+    """A number is read as its digits, the bytes of a header as UTF-8."""
     assert job({}, ClientIdentity(xargs={"job_id": 7})).job_id == "7"
     assert job({"X-Session-ID": "задача".encode().decode("latin-1")}).job_id == "задача"
 
 
 def test_the_last_step_may_be_said_in_a_header() -> None:
-    """For clients that cannot add a field; the body's word counts first."""
+    """Clients that cannot add a field may send a header; the body's value takes precedence."""
     assert job({"X-Is-Last-Step": "true"}).is_last_step
     assert not job({"X-Is-Last-Step": "false"}).is_last_step
     assert not job({"X-Is-Last-Step": "1"}, ClientIdentity(is_last_step=False)).is_last_step
@@ -145,7 +145,8 @@ def test_the_last_step_may_be_said_in_a_header() -> None:
 
 
 def test_the_tenant_is_the_user_else_the_owner_of_the_key() -> None:
-    """Keys are told apart and never shown."""
+    """The tenant is the ``user``, else derived from the key; keys differ from each other and are never
+    shown."""
     bearer = job({"Authorization": "Bearer secret"})
     assert bearer.tenant is not None
     assert "secret" not in bearer.tenant

@@ -1,5 +1,5 @@
-"""Promise: a field that would change the result is heeded or refused by name, in every API; one that
-changes nothing is taken."""
+"""Promise: a field that would change the result is applied or refused by name, in every API; one that changes
+nothing is accepted."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ HARMLESS: Body = {
     ("path", "fields"), [*((path, fields) for path in BASES for fields in EVERYWHERE), *OF_ONE], ids=str
 )
 def test_what_would_change_the_result_is_refused(http: httpx.Client, path: str, fields: Body) -> None:
-    """By its name."""
+    """The error names the field."""
     answer = http.post(path, json=BASES[path] | fields)
     assert answer.status_code == 400, answer.text
     [name] = fields
@@ -68,7 +68,7 @@ def test_what_would_change_the_result_is_refused(http: httpx.Client, path: str, 
 
 
 def test_what_stands_in_the_place_of_a_required_field_is_named(http: httpx.Client) -> None:
-    """Not the field that is missing because of it."""
+    """The error names the unsupported replacement, not the required field that is missing because of it."""
     answer = http.post("/v1/completions", json={"prompt_embeds": "gASVAAAA", "max_tokens": 1})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "prompt_embeds"
@@ -77,7 +77,7 @@ def test_what_stands_in_the_place_of_a_required_field_is_named(http: httpx.Clien
 
 @pytest.mark.parametrize("path", BASES)
 def test_what_changes_nothing_is_taken(http: httpx.Client, path: str) -> None:
-    """Clients send all their fields, at values that mean nothing."""
+    """Clients send all their fields with neutral values; these are accepted."""
     answer = http.post(path, json=BASES[path] | HARMLESS)
     assert answer.status_code == 200, answer.text
 
@@ -99,7 +99,7 @@ THOUGHTS: list[tuple[Body, str]] = [
 
 @pytest.mark.parametrize(("fields", "prompt"), THOUGHTS, ids=str)
 def test_how_hard_to_think_reaches_the_template(http: httpx.Client, fields: Body, prompt: str) -> None:
-    """Under whichever name clients say it."""
+    """The reasoning effort reaches the template under every name that clients use."""
     body = BASES["/v1/chat/completions"] | {"chat_template": SWITCH, "return_token_ids": True} | fields
     tokens = http.post("/v1/chat/completions", json=body).json()["prompt_token_ids"]
     assert http.post("/detokenize", json={"tokens": tokens}).json()["prompt"] == prompt
@@ -115,7 +115,7 @@ def allowed(mode: str, *names: str) -> Body:
 
 
 def test_allowed_tools_leave_out_the_others(http: httpx.Client) -> None:
-    """The model is offered only what may be called, and calls one of them if it must."""
+    """The model sees only the allowed tools, and calls one of them if a call is required."""
     body: Body = {"messages": HELLO, "tools": [tool("first"), tool("second")], "max_tokens": 60}
     answer = http.post("/v1/chat/completions", json=body | {"tool_choice": allowed("required", "second")})
     calls = answer.json()["choices"][0]["message"]["tool_calls"]
@@ -135,14 +135,14 @@ def test_allowed_tools_leave_out_the_others(http: httpx.Client) -> None:
     ],
 )
 def test_allowed_tools_are_checked(http: httpx.Client, choice: Body, field: str) -> None:
-    """With words about what is wrong with them."""
+    """The error says what is wrong with them."""
     body = {"messages": HELLO, "tools": [tool("first")], "tool_choice": choice}
     error = http.post("/v1/chat/completions", json=body).json()["error"]
     assert error["param"] == field
 
 
 def test_several_answers_without_chance_are_equal(http: httpx.Client) -> None:
-    """``n`` is taken at temperature 0 too."""
+    """``n`` is accepted at temperature 0 too; the answers are equal."""
     body = {"messages": HELLO, "n": 2, "temperature": 0, "max_tokens": 4}
     one, two = http.post("/v1/chat/completions", json=body).json()["choices"]
     assert one["message"] == two["message"]
@@ -174,12 +174,12 @@ def said_in(path: str, answer: Body) -> tuple[str, bool]:
 
 @pytest.mark.parametrize("path", OFFERED)
 def test_no_tool_is_called_where_none_may_be(http: httpx.Client, path: str) -> None:
-    """The model is held back from a call that it would write; what is one all the same is text."""
+    """The model is kept from writing a call; if it writes one all the same, it is text."""
     encoded = http.post("/tokenize", json={"prompt": "<tool_call>", "add_special_tokens": False}).json()
     [token] = encoded["tokens"]
     name = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     body = BASES[path] | OFFERED[path] | {name: 6, "temperature": 0}
-    if path != "/v1/messages":  # which knows no biases
+    if path != "/v1/messages":  # It has no biases.
         eager = {name: 6, "temperature": 0, "logit_bias": {str(token): 100}, "skip_special_tokens": False}
         assert "<tool_call>" in said_in(path, http.post(path, json=BASES[path] | eager).json())[0]
         assert "<tool_call>" not in said_in(path, http.post(path, json=body | eager).json())[0]

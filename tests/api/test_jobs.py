@@ -1,4 +1,4 @@
-"""Promises to agents: a job's second turn finds what the first has computed, and every turn has a receipt."""
+"""Promises to agents: a job's second turn finds what the first computed, and every turn has a receipt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Body = dict[str, Any]
 
 
 def two_turns(http: httpx.Client, first: Body, job: Body) -> tuple[Body, Body]:
-    """A turn that calls a tool, and the turn with the tool's result."""
+    """Runs a turn that calls a tool, and the turn with the tool's result."""
     body: Body = {**first, **job, "tools": [TOOL]}
     one = http.post("/v1/chat/completions", json=body).json()
     history = [*first["messages"], one["choices"][0]["message"], {"role": "tool", "content": "a.txt\nb.txt"}]
@@ -29,7 +29,7 @@ def two_turns(http: httpx.Client, first: Body, job: Body) -> tuple[Body, Body]:
 
 @pytest.mark.parametrize("field", ["job_id", "vllm_xargs"])
 def test_the_second_turn_finds_the_first(http: httpx.Client, field: str) -> None:
-    """cached_tokens of the second turn cover the whole prompt and reply of the first, up to a block."""
+    """cached_tokens of the second turn cover all full blocks of the first turn's prompt and reply."""
     name = f"two-turns-{field}"
     job: Body = {"job_id": name} if field == "job_id" else {"vllm_xargs": {"job_id": name}}
     first: Body = {
@@ -44,7 +44,7 @@ def test_the_second_turn_finds_the_first(http: httpx.Client, field: str) -> None
 
 
 def test_every_turn_of_a_job_has_a_receipt(http: httpx.Client) -> None:
-    """The receipt says what was cached, what is held for the next turn, and for how long."""
+    """The receipt says what was cached, what is pinned for the next turn, and for how long."""
     first: Body = {
         "messages": [{"role": "user", "content": "receipts: list the files, please"}],
         "replay_token_ids": token_ids(http, CALL_TEXT + "<|im_end|>"),
@@ -66,7 +66,7 @@ def test_every_turn_of_a_job_has_a_receipt(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_stream_ends_with_the_receipt(http: httpx.Client, path: str) -> None:
-    """It comes with the last chunk and delays no text."""
+    """The receipt comes with the last chunk and delays no text."""
     prompt: Body = (
         {"prompt": "a b c"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
     )
@@ -81,14 +81,14 @@ def test_a_stream_ends_with_the_receipt(http: httpx.Client, path: str) -> None:
 
 
 def test_the_last_step_holds_nothing(http: httpx.Client) -> None:
-    """A client that says it is done leaves no pin behind."""
+    """A turn with ``is_last_step`` leaves no pin."""
     body = {"prompt": "done " * 40, "max_tokens": 2, "job_id": "done", "is_last_step": True}
     receipt = http.post("/v1/completions", json=body).json()["usage"]["receipt"]
     assert receipt["pinned_tokens"] == 0
 
 
 def test_the_command_of_a_text_agent_is_announced(http: httpx.Client) -> None:
-    """One fenced bash block tells the engine which tool runs, and changes nothing in the answer."""
+    """A fenced bash block names the tool that runs, and does not change the answer."""
     text = "THOUGHT: look\n\n```bash\nls -l\n```"
     body = {
         "messages": [{"role": "user", "content": "text agent"}],
@@ -102,7 +102,8 @@ def test_the_command_of_a_text_agent_is_announced(http: httpx.Client) -> None:
 
 
 def test_equal_prompts_of_a_job_are_branches(http: httpx.Client) -> None:
-    """As of sub-agents that are asked alike: counted by arrival, each held, each continued by itself."""
+    """Equal prompts, as of sub-agents, are separate branches: numbered by arrival, each pinned and
+    continued."""
     body = {"prompt": "look into this, all of you " * 8, "max_tokens": 4, "job_id": "fan-out"}
     answers = [http.post("/v1/completions", json=body).json() for _ in range(3)]
     receipts = [answer["usage"]["receipt"] for answer in answers]
@@ -114,7 +115,7 @@ def test_equal_prompts_of_a_job_are_branches(http: httpx.Client) -> None:
 
 
 def test_a_question_that_nobody_named_is_told_that_nothing_is_held(http: httpx.Client) -> None:
-    """Its receipt has a name by which the job would be known if it went on."""
+    """The receipt has an inferred name by which the job would be known if it went on."""
     answer = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).json()
     receipt = answer["usage"]["receipt"]
     assert receipt["job_id"].startswith("inferred-")
@@ -123,10 +124,10 @@ def test_a_question_that_nobody_named_is_told_that_nothing_is_held(http: httpx.C
 
 @pytest.mark.slow
 def test_gauges_follow_pins_that_end_while_nothing_runs(http: httpx.Client) -> None:
-    """An idle server that lets a pin go says so in /metrics, without a request to wake it."""
+    """When an idle server releases a pin, /metrics shows it without a request to wake the server."""
 
     def wait_for_pins(expected: float) -> None:
-        """The gauge follows the core's report, a message behind the answer that caused it."""
+        """Waits for the gauge, which follows the core's report one message after the answer."""
         deadline = time.monotonic() + 20
         while True:
             lines = http.get("/metrics").text.splitlines()
@@ -139,14 +140,14 @@ def test_gauges_follow_pins_that_end_while_nothing_runs(http: httpx.Client) -> N
     wait_for_pins(0)
     body = {"prompt": "idle " * 40, "max_tokens": 2, "job_id": "idle"}
     receipt = http.post("/v1/completions", json=body).json()["usage"]["receipt"]
-    assert receipt["ttl_s"] == 2.0  # it called no tool
+    assert receipt["ttl_s"] == 2.0  # It called no tool.
     wait_for_pins(1)
     wait_for_pins(0)
 
 
 @pytest.mark.slow
 def test_a_hold_of_centuries_is_waited_for_as_any_other(model: Path) -> None:
-    """Longer than any clock of the system counts: the core that waits for its end lives."""
+    """A pin with a deadline beyond any system clock does not end the core, which waits for it."""
     flags = ("--ttl-rule", "fixed", "--fixed-ttl-s", "1e10", "--max-ttl-s", "inf")
     with running_server(model, "--num-gpu-blocks-override", "300", *flags) as server:
         said = {"prompt": "a long enough prompt " * 8, "job_id": "a", "max_tokens": 4}
@@ -159,13 +160,13 @@ def test_a_hold_of_centuries_is_waited_for_as_any_other(model: Path) -> None:
 
 @pytest.mark.slow
 def test_at_a_price_of_memory_a_larger_pool_is_held_for_longer(model: Path) -> None:
-    """The same turn is a hundredth as much of a pool a hundred times as large, so holding it until that has
-    cost its worth takes about a hundred times as long."""
+    """In a pool a hundred times as large the same turn takes a hundredth of the pool, so its pin lasts about
+    a hundred times as long."""
     holds_s = []
     for num_blocks in (100, 10_000):
         flags = ("--ttl-rule", "price", "--num-gpu-blocks-override", str(num_blocks), "--max-ttl-s", "1e6")
         with running_server(model, *flags) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-            for number in range(8):  # what computing costs is learned of several prompts, not of one
+            for number in range(8):  # The cost of computing is learned from several prompts.
                 http.post("/v1/completions", json={"prompt": f"{number} files " * 40, "max_tokens": 1})
             first: Body = {
                 "messages": [{"role": "user", "content": "list the files, please, all of them"}],

@@ -1,5 +1,5 @@
-"""Promises about jobs over HTTP: nobody need name one, anybody may ask about one, and clients may speak of
-their tools."""
+"""Promises about jobs over HTTP: naming one is optional, its status can be read, and clients may send signals
+about their tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHAT = "/v1/chat/completions"
 
 
 def ask(http: httpx.Client, messages: list[Body], *, reply: str | None = None, **request: Any) -> Body:
-    """A turn; with ``reply`` that is what the model says. ``headers`` and body fields as given."""
+    """Sends a turn; ``reply`` forces what the model says. ``headers`` and body fields as given."""
     headers = request.pop("headers", {})
     said: Body = {"replay_token_ids": token_ids(http, reply)} if reply is not None else {"max_tokens": 4}
     body = {"messages": messages, "tools": [TOOL], **said, **request}
@@ -42,7 +42,7 @@ def after(messages: list[Body], answer: Body, result: str = "a.txt\nb.txt") -> l
 
 
 def call(http: httpx.Client, text: str, **request: Any) -> tuple[list[Body], Body]:
-    """A first turn that calls a tool: the conversation with the result, and the answer."""
+    """Runs a first turn that calls a tool; returns the conversation with the result, and the answer."""
     messages = [user(text)]
     answer = ask(http, messages, reply=CALL_TEXT + "<|im_end|>", **request)
     return after(messages, answer), answer
@@ -72,11 +72,11 @@ def counter(http: httpx.Client, name: str) -> float:
     return float(next(line for line in lines if line.startswith(name + "{")).split()[-1])
 
 
-# ---- nobody names it ----
+# ---- unnamed jobs ----
 
 
 def test_a_job_that_nobody_names_is_held_and_found(http: httpx.Client) -> None:
-    """Two turns without any id: the second one's cached tokens cover the first one's prompt and reply."""
+    """Without any id, the second turn's cached tokens cover the first one's prompt and reply."""
     messages, one = call(http, "no name")
     assert receipt(one)["job_id"].startswith("inferred-")
     assert receipt(one)["pinned_tokens"] > 0
@@ -92,7 +92,7 @@ def test_a_job_that_nobody_names_is_held_and_found(http: httpx.Client) -> None:
 
 
 def test_a_single_question_holds_nothing(http: httpx.Client) -> None:
-    """Its answer is out, and no block of it is kept from anybody."""
+    """After the answer of a single question none of its blocks stay pinned."""
     answer = ask(http, [user("just asking")], reply="It is blue.<|im_end|>")
     assert (receipt(answer)["pinned_tokens"], receipt(answer)["ttl_s"]) == (0, 0.0)
     status = job(http, receipt(answer)["job_id"])
@@ -100,7 +100,7 @@ def test_a_single_question_holds_nothing(http: httpx.Client) -> None:
 
 
 def test_another_question_with_the_same_tools_is_another_job(http: httpx.Client) -> None:
-    """Both prompts begin with the same hundred tokens."""
+    """Two prompts with a hundred common first tokens belong to different jobs."""
     messages, one = call(http, "first of two")
     _, other = call(http, "second of two, which asks for something else")
     assert receipt(other)["job_id"] != receipt(one)["job_id"]
@@ -124,13 +124,13 @@ def test_another_question_with_the_same_tools_is_another_job(http: httpx.Client)
 def test_what_clients_send_names_the_job(
     http: httpx.Client, headers: dict[str, str], body: Body, job_id: str
 ) -> None:
-    """The receipt tells which job it was taken for."""
+    """The receipt names the job that the turn was assigned to."""
     answer = ask(http, [user(job_id)], headers=headers, **body)
     assert receipt(answer)["job_id"] == job_id
 
 
 def test_two_sub_agents_under_one_header_keep_their_own_kv(http: httpx.Client) -> None:
-    """They take turns under one session: each finds all that it had computed."""
+    """Two sub-agents that alternate in one session each find everything they had computed."""
     headers = {"X-Claude-Code-Session-Id": "two agents"}
     agents = {name: call(http, f"agent {name}", headers=headers) for name in ("main", "sub")}
     status = job(http, "two agents")
@@ -143,7 +143,7 @@ def test_two_sub_agents_under_one_header_keep_their_own_kv(http: httpx.Client) -
 
 
 def test_a_prompt_that_parts_from_its_job_is_told_where(http: httpx.Client) -> None:
-    """The first message is written again: the receipt and the metrics tell what that cost."""
+    """If the first message was rewritten, receipt and metrics report what that cost."""
     before = counter(http, "continuum:prompt_divergences_total")
     lost = counter(http, "continuum:prompt_diverged_tokens_total")
     messages, _ = call(http, "one way to say it", job_id="parting")
@@ -158,18 +158,18 @@ def test_a_prompt_that_parts_from_its_job_is_told_where(http: httpx.Client) -> N
 
 
 def test_several_prompts_of_one_request_add_up(http: httpx.Client) -> None:
-    """One receipt for all of them, with the sums."""
+    """A request with several prompts gets one receipt with the sums."""
     body = {"prompt": ["one " * 40, "two " * 40], "max_tokens": 2, "job_id": "several"}
     answer = http.post("/v1/completions", json=body).json()
     assert receipt(answer)["prompt_tokens"] == answer["usage"]["prompt_tokens"]
     assert receipt(answer)["request_id"] == answer["id"]
 
 
-# ---- who asks ----
+# ---- status of jobs ----
 
 
 def test_jobs_are_listed_newest_first(http: httpx.Client) -> None:
-    """As many as are asked for."""
+    """Jobs are listed newest first, up to the requested number."""
     for name in ("list-1", "list-2", "list-3"):
         ask(http, [user(name)], job_id=name)
     ids = [each["id"] for each in http.get("/v1/jobs", params={"limit": 2}).json()["data"]]
@@ -179,14 +179,14 @@ def test_jobs_are_listed_newest_first(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("limit", ["0", "1001", "-1", "x", "1e3", "9" * 5000, ""])
 def test_an_odd_limit_is_refused(http: httpx.Client, limit: str) -> None:
-    """In one sentence that names the field."""
+    """An invalid limit is refused in one sentence that names the field."""
     response = http.get("/v1/jobs", params={"limit": limit})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "limit"
 
 
 def test_a_job_tells_what_is_held_for_it_and_until_when(http: httpx.Client) -> None:
-    """Its turns, its tools, its blocks and their time left; the tenant too."""
+    """A job's status has its turns, tools, pinned blocks, their time left, and the tenant."""
     _, one = call(http, "status", job_id="status", user="ann")
     status = job(http, "status")
     assert (status["id"], status["tenant"], status["inferred"]) == ("status", "ann", False)
@@ -201,7 +201,7 @@ def test_a_job_tells_what_is_held_for_it_and_until_when(http: httpx.Client) -> N
 
 @pytest.mark.parametrize("job_id", ["a/b/c", "/", "задача №1", "a?b#c%d", "x/signals", "...", "a b"])
 def test_any_job_id_can_be_asked_about(http: httpx.Client, job_id: str) -> None:
-    """Whatever characters it has, encoded in the path."""
+    """A job id may contain any characters, encoded in the path."""
     call(http, "odd id", job_id=job_id)
     assert job(http, job_id)["id"] == job_id
     assert signal(http, job_id, state="started", expected_s=3)["id"] == job_id
@@ -215,18 +215,18 @@ def test_any_job_id_can_be_asked_about(http: httpx.Client, job_id: str) -> None:
     [("GET", "", None), ("POST", "/signals", {"state": "finished"}), ("POST", "/finish", None)],
 )
 def test_an_unknown_job_is_not_found(http: httpx.Client, method: str, path: str, body: Body | None) -> None:
-    """One sentence, however long the id."""
+    """An unknown job gives 404 with one sentence, however long the id."""
     response = http.request(method, f"/v1/jobs/{'nobody' * 100}{path}", json=body)
     assert response.status_code == 404
     assert response.json()["error"]["param"] == "job_id"
     assert len(response.text) < 600
 
 
-# ---- clients speak ----
+# ---- signals of clients ----
 
 
 def test_signals_move_the_time_left(http: httpx.Client) -> None:
-    """As GET tells it: longer for a call that takes longer, nothing for one that is cancelled."""
+    """Signals change the time left that GET shows: more for a longer call, none after a cancellation."""
     messages, one = call(http, "signals", job_id="signals")
     before = job(http, "signals")["ttl_s"]
     longer = signal(http, "signals", state="started", expected_s=25)
@@ -245,7 +245,7 @@ def test_signals_move_the_time_left(http: httpx.Client) -> None:
 
 
 def test_a_call_that_takes_too_long_lets_the_pin_go(http: httpx.Client) -> None:
-    """Beyond the horizon nothing is waited for: the pin is released, and has not expired."""
+    """A call expected beyond the horizon releases the pin; the pin does not count as expired."""
     messages, _ = call(http, "too long", job_id="too long")
     told = signal(http, "too long", state="started", expected_s=4000)
     assert told["pinned_blocks"] == 0
@@ -269,7 +269,7 @@ def test_a_call_that_takes_too_long_lets_the_pin_go(http: httpx.Client) -> None:
     ],
 )
 def test_a_wrong_signal_is_told_its_field(http: httpx.Client, body: Body, field: str) -> None:
-    """400, and the job stays as it was."""
+    """An invalid signal gets 400 with its field, and the job stays unchanged."""
     call(http, "wrong signals", job_id="wrong signals")
     response = http.post("/v1/jobs/wrong signals/signals", json=body)
     assert response.status_code == 400
@@ -278,7 +278,7 @@ def test_a_wrong_signal_is_told_its_field(http: httpx.Client, body: Body, field:
 
 
 def test_a_signal_about_no_turn_is_not_found(http: httpx.Client) -> None:
-    """A turn that was continued, or never was, has no tools that run."""
+    """A signal about an unknown or continued turn gets 404: no tools run for it."""
     call(http, "which turn", job_id="which turn")
     body = {"state": "finished", "request_id": "chatcmpl-never"}
     response = http.post("/v1/jobs/which turn/signals", json=body)
@@ -287,12 +287,12 @@ def test_a_signal_about_no_turn_is_not_found(http: httpx.Client) -> None:
 
 
 def test_a_stream_that_is_left_is_no_turn(http: httpx.Client) -> None:
-    """Its client asks the same again: the job goes on as if it had been asked once."""
+    """After a disconnect the client's retry counts as the same turn of the job."""
     messages, one = call(http, "left")
     body = {"messages": messages, "tools": [TOOL], "max_tokens": 500, "ignore_eos": True, "stream": True}
     with http.stream("POST", CHAT, json=body) as response:
         next(response.iter_lines())
-    # The hang-up may still be on its way; the test's time limit bounds the loop.
+    # The disconnect may still be on its way; the test's time limit bounds the loop.
     while job(http, receipt(one)["job_id"])["open_turns"]:
         pass
     two = ask(http, messages)
@@ -300,7 +300,7 @@ def test_a_stream_that_is_left_is_no_turn(http: httpx.Client) -> None:
     assert receipt(two)["recomputed_tokens"] == 0
 
 
-# ---- where no jobs are known ----
+# ---- policies without jobs ----
 
 
 @pytest.fixture(scope="module")
@@ -311,7 +311,7 @@ def plain(model: Path) -> Iterator[httpx.Client]:
 
 
 def test_a_policy_without_jobs_says_so(plain: httpx.Client) -> None:
-    """501 in one sentence, on every path of jobs; and turns are answered as ever, without a receipt."""
+    """All job paths give 501 in one sentence; turns are still answered, without a receipt."""
     for method, path in (("GET", ""), ("GET", "/a"), ("POST", "/a/finish")):
         response = plain.request(method, f"/v1/jobs{path}")
         assert response.status_code == 501

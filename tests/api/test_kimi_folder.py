@@ -1,4 +1,4 @@
-"""A folder as Kimi-K2 is published, served to a client: no tokenizer.json, and no code of it is run."""
+"""Serves a folder in the published form of Kimi-K2: no tokenizer.json, and none of its code is run."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 
 def replay(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
-    """The fields of a request whose answer is this text."""
+    """The request fields that force this text as the answer."""
     tokens = tokenizer.encode(text)
     return {"max_tokens": len(tokens), "extra_body": {"replay_token_ids": tokens}}
 
 
 def test_a_chat_is_answered_whole_and_as_a_stream(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    """With the tokens of its own template; characters of several tokens come whole."""
+    """The model's own chat template is used; characters of several tokens are streamed whole."""
     fields = {"model": "tiny", "messages": HELLO, **replay(tokenizer, SAID)}
     whole = client.chat.completions.create(**fields)
     assert whole.choices[0].message.content == SAID
@@ -79,7 +79,7 @@ def test_a_chat_is_answered_whole_and_as_a_stream(client: openai.OpenAI, tokeniz
 
 
 def test_a_tool_call_is_read(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    """Its marks are added tokens that decoding keeps."""
+    """A call is read, since decoding keeps its added tokens."""
     fields = {"model": "tiny", "messages": HELLO, "tools": [TOOL], **replay(tokenizer, CALL)}
     message = client.chat.completions.create(**fields).choices[0].message
     assert message.tool_calls is not None
@@ -89,7 +89,7 @@ def test_a_tool_call_is_read(client: openai.OpenAI, tokenizer: Tokenizer) -> Non
 
 
 def test_an_answer_follows_a_schema(client: openai.OpenAI) -> None:
-    """The grammar reads the tokens' bytes from the same tokenizer."""
+    """The grammar reads token bytes from the same tokenizer."""
     schema = {
         "type": "object",
         "properties": {"city": {"enum": ["北京", "Köln"]}},

@@ -1,4 +1,4 @@
-"""KV events of a real server and of an LLM, as a subscriber that knows nothing of us reads them."""
+"""KV events of a real server and of an LLM, read by a subscriber that shares no code with us."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a server publishes, and how it is told."""
+    """The ports on which a server publishes, and the config that sets them."""
 
     events: int
     replay: int
@@ -55,7 +55,7 @@ def ports() -> Ports:
 
 
 def cached(events: list[Event], medium: str = "GPU") -> set[int]:
-    """What can be found on a medium after these events."""
+    """The sequences cached on a medium after these events."""
     found: set[int] = set()
     for event in events:
         if event["type"] == "AllBlocksCleared":
@@ -67,7 +67,7 @@ def cached(events: list[Event], medium: str = "GPU") -> set[int]:
 
 
 def sequence_to(block_hash: int, events: list[Event]) -> list[int]:
-    """The tokens up to and with this block, by following parents."""
+    """The tokens up to and including this block, found by following parents."""
     parents: dict[int, tuple[int | None, list[int]]] = {}
     for event in events:
         if event["type"] == "BlockStored":
@@ -84,7 +84,7 @@ def sequence_to(block_hash: int, events: list[Event]) -> list[int]:
 
 
 def complete(http: httpx.Client, prompt: str, **fields: object) -> list[int]:
-    """A completion that is not stopped; the tokens of its prompt."""
+    """Runs a completion to its full length; returns the tokens of its prompt."""
     body = {"prompt": prompt, "max_tokens": 2, "ignore_eos": True, **fields}
     assert http.post("/v1/completions", json=body).status_code == 200
     tokens: list[int] = http.post("/tokenize", json={"prompt": prompt}).json()["tokens"]
@@ -93,8 +93,8 @@ def complete(http: httpx.Client, prompt: str, **fields: object) -> list[int]:
 
 @pytest.mark.slow
 def test_a_server_tells_what_it_caches(model: Path, ports: Ports) -> None:
-    """Of every turn the blocks with their tokens, what is evicted for others, and that all was cleared; who
-    comes late asks for the past and knows as much."""
+    """Events report the blocks of every turn with their tokens, evictions, and the reset. A late subscriber
+    that requests a replay has the same state."""
     flags = (*SMALL, "--kv-events-config", json.dumps(ports.config))
     with (
         ports.reader() as reads,
@@ -129,8 +129,8 @@ def test_a_server_tells_what_it_caches(model: Path, ports: Ports) -> None:
 
 @pytest.mark.slow
 def test_a_server_tells_what_becomes_of_pins(model: Path, ports: Ports) -> None:
-    """On a socket of their own, which readers of V1's events never meet: placed with a deadline, handed over
-    to the job's next turn, and the next one released when the job is finished."""
+    """Events of pins use a separate socket, invisible to readers of V1's events: created with a deadline,
+    handed over to the job's next turn, and released when the job is finished."""
     flags = ("--num-gpu-blocks-override", "400", "--kv-events-config", json.dumps(ports.config))
     with (
         ports.reader() as reads,
@@ -138,7 +138,7 @@ def test_a_server_tells_what_becomes_of_pins(model: Path, ports: Ports) -> None:
         running_server(model, *flags) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
-        while not pins.has_news:  # until the subscription is there
+        while not pins.has_news:  # Until the subscription works.
             call(http, "a job that nobody asks about " * 4, job_id="early")
         began = time.time()
         messages, _ = call(http, "a job of many words " * 20, job_id="one")
@@ -167,12 +167,13 @@ def of_job_one(events: list[Event]) -> list[Event]:
 
 
 def reasons(events: list[Event]) -> list[str]:
-    """Why pins of the job ended or were cut."""
+    """The causes for which pins of the job ended or were cut."""
     return [event["reason"] for event in of_job_one(events) if "reason" in event]
 
 
 def test_an_llm_tells_what_host_memory_has(model: Path, ports: Ports) -> None:
-    """Copies are events of another medium, with the same hashes; what the device evicts stays there."""
+    """Copies in host memory are events of another medium with the same hashes; device evictions leave
+    them."""
     greedy = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
     options: dict[str, Any] = {"num_gpu_blocks_override": 20, "num_host_blocks_override": 100}
     config = {**ports.config, "topic": "kv"}
@@ -194,7 +195,7 @@ def test_an_llm_tells_what_host_memory_has(model: Path, ports: Ports) -> None:
 
 
 def test_off_nothing_is_recorded(model: Path) -> None:
-    """Neither by default nor with V1's null publisher, whatever else is asked for."""
+    """Nothing is recorded by default, nor with V1's null publisher, whatever else is configured."""
     for config in (None, {"enable_kv_cache_events": True, "publisher": "null", "endpoint": "tcp://*:1"}):
         with LLM(model, multiprocess=False, num_gpu_blocks_override=80, kv_events_config=config) as llm:
             llm.generate([[1] * 40], SamplingParams(max_tokens=2), use_tqdm=False)
@@ -206,7 +207,7 @@ def test_events_need_prefix_caching(model: Path) -> None:
 
 
 def test_a_field_that_there_is_not_stops_the_start(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence, before anything is loaded."""
+    """An unknown field is refused in one sentence before anything is loaded."""
     assert main(["serve", str(model), "--kv-events-config", '{"endpoints": "tcp://*:1"}']) == 2
     assert "unknown field 'endpoints'; choose from buffer_steps, enable" in capsys.readouterr().err
 
@@ -219,7 +220,7 @@ def test_an_address_in_use_stops_the_start(model: Path, ports: Ports) -> None:
 
 
 def test_what_does_not_come_to_be_leaves_its_addresses(model: Path, ports: Ports) -> None:
-    """The model does not fit into the pool; the next try, in the same process, does."""
+    """If the model does not fit into the pool, a second try in the same process can use the same ports."""
     with pytest.raises(ModelLoadError, match="max_model_len"):
         LLM(model, multiprocess=False, num_gpu_blocks_override=20, kv_events_config=ports.config)
     with LLM(model, multiprocess=False, num_gpu_blocks_override=80, kv_events_config=ports.config):
@@ -228,7 +229,8 @@ def test_what_does_not_come_to_be_leaves_its_addresses(model: Path, ports: Ports
 
 @pytest.mark.slow
 def test_each_of_several_cores_publishes_at_its_own_port(model: Path) -> None:
-    """A port higher for each core, as V1's, and its rank in each batch: together they tell of all prompts."""
+    """Each core publishes on its own port, one higher per core as in V1, with its rank in each batch;
+    together they report all prompts."""
     first = two_ports_in_a_row()
     config = {"enable_kv_cache_events": True, "endpoint": f"tcp://*:{first}"}
     flags = (*SMALL, "--data-parallel-size", "2", "--kv-events-config", json.dumps(config))
@@ -251,7 +253,7 @@ def test_each_of_several_cores_publishes_at_its_own_port(model: Path) -> None:
 
 
 def two_ports_in_a_row() -> int:
-    """The first of two ports that nobody listens on."""
+    """The first of two consecutive free ports."""
     for _ in range(100):
         (first,) = free_ports(1)
         with suppress(OSError), socket.create_server(("127.0.0.1", first + 1)):

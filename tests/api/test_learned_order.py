@@ -1,4 +1,4 @@
-"""A server that learns from the jobs that end how much work jobs have: a real one, and its trainer."""
+"""A real server and its trainer learn the amount of work per job from jobs that end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_job(http: httpx.Client, name: str, num_turns: int) -> None:
 
 
 def _trainer_has_ended(server: Server) -> None:
-    """Waits without taking its core from it: it runs at low priority."""
+    """Waits without using CPU time, as the trainer runs at low priority."""
     core = server.core_pid()
     until(lambda: bool(children_of(core, TRAINER)))
     (trainer,) = children_of(core, TRAINER)
@@ -45,8 +45,8 @@ def _trainer_has_ended(server: Server) -> None:
 
 @pytest.mark.slow
 def test_a_server_learns_in_a_process_of_its_own(model_folder: Path, tmp_path: Path) -> None:
-    """The model comes back as an input of the trace, which replays, and is in the state file when the server
-    stops; the next server predicts from the first turn on. With lessons off nothing is learned."""
+    """The learned model enters the trace, which replays, and the state file on shutdown; the next server
+    predicts from the first turn on. With learning off nothing is learned."""
     trace, state, second = tmp_path / "trace.jsonl", tmp_path / "state.json", tmp_path / "second.jsonl"
     with running_server(model_folder, "--trace", str(trace), "--estimator-state", str(state)) as server:
         with httpx.Client(base_url=server.url, timeout=60) as http:

@@ -1,4 +1,4 @@
-"""Promises about what one client may take: too much, too slow and too many are refused, and others go on."""
+"""Promises about limits for each client: too large, slow or many requests are refused, others go on."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ CHAT_TURN = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 
 @pytest.fixture(scope="module")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A context long enough that a request outlives what is done next to it."""
+    """A model whose context is so long that a request outlives the test's other actions."""
     return make_model_folder(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=32768)
 
 
 @pytest.fixture(scope="module")
 def limited(long_model: Path) -> Iterator[Server]:
-    """A server that takes little of everything."""
+    """A server with low limits."""
     flags = {
         "num-gpu-blocks-override": 6000,
         "scheduling-policy": "fcfs",
@@ -68,7 +68,7 @@ def client(limited: Server) -> Iterator[httpx.Client]:
     ("path", "kind"), [(COMPLETIONS, "RequestTooLargeError"), (MESSAGES, "request_too_large")]
 )
 def test_an_announced_body_too_large_is_refused_unread(limited: Server, path: str, kind: str) -> None:
-    """The refusal comes before a byte of it, in the API of the path."""
+    """A body announced as too large is refused unread, in the API of the path."""
     with connect(limited.url) as connection:
         connection.sendall(post_head(path, f"Content-Length: {MAX_BODY_BYTES + 1}"))
         answer = read_answer(connection)
@@ -80,7 +80,7 @@ def test_an_announced_body_too_large_is_refused_unread(limited: Server, path: st
     ("path", "kind"), [(COMPLETIONS, "RequestTooLargeError"), (MESSAGES, "request_too_large")]
 )
 def test_a_chunked_body_is_refused_where_it_becomes_too_large(limited: Server, path: str, kind: str) -> None:
-    """Nobody has to send all of it to be told."""
+    """A chunked body is refused at the limit; the client need not send the rest."""
     with connect(limited.url) as connection:
         connection.sendall(post_head(path, "Transfer-Encoding: chunked"))
         for _ in range(11):
@@ -90,7 +90,7 @@ def test_a_chunked_body_is_refused_where_it_becomes_too_large(limited: Server, p
 
 
 def test_who_sends_too_much_gets_to_read_why(client: httpx.Client) -> None:
-    """A client that sends everything before it reads is not cut off in between; the connection goes on."""
+    """A client that sends everything before reading still gets the refusal, and the connection goes on."""
     for _ in range(2):
         answer = client.post(COMPLETIONS, content=b"x" * 5_000_000)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, 413)
@@ -99,7 +99,7 @@ def test_who_sends_too_much_gets_to_read_why(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("headers", [["X-Long: " + "x" * 100_000], [f"X-{n}: {n}" for n in range(300)]])
 def test_heads_have_a_limit(limited: Server, headers: list[str]) -> None:
-    """In bytes and in number."""
+    """The head is limited in bytes and in number of headers."""
     with connect(limited.url) as connection:
         connection.sendall(post_head(COMPLETIONS, *headers))
         answer = read_answer(connection)
@@ -107,7 +107,7 @@ def test_heads_have_a_limit(limited: Server, headers: list[str]) -> None:
 
 
 def test_what_is_not_http_is_told_so(limited: Server) -> None:
-    """A TLS client, for instance, that has the wrong port."""
+    """Other protocols get an error, for instance a TLS client on the wrong port."""
     with connect(limited.url) as connection:
         connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
         answer = read_answer(connection)
@@ -116,7 +116,7 @@ def test_what_is_not_http_is_told_so(limited: Server) -> None:
 
 
 def test_a_chat_template_of_a_request_is_not_run(client: httpx.Client) -> None:
-    """It is a program: one that never ends would take a thread for ever."""
+    """A request's chat template is refused: it is a program that might never end."""
     forever = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     answer = client.post("/v1/chat/completions", json={**CHAT_TURN, "chat_template": forever})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template")
@@ -127,7 +127,7 @@ def test_a_chat_template_of_a_request_is_not_run(client: httpx.Client) -> None:
 
 @pytest.mark.slow
 def test_a_head_has_its_time(limited: Server) -> None:
-    """One that is never complete ends with 408; a connection that never says anything just ends."""
+    """An incomplete head gets 408 after its time limit; a silent connection is closed."""
     with connect(limited.url) as slow, connect(limited.url) as silent:
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost:")
         answer = read_answer(slow)
@@ -141,7 +141,7 @@ def test_a_head_has_its_time(limited: Server) -> None:
     ("path", "kind"), [(COMPLETIONS, "RequestTimeoutError"), (MESSAGES, "timeout_error")]
 )
 def test_a_body_has_its_time(limited: Server, path: str, kind: str) -> None:
-    """Bytes that keep coming do not prolong it."""
+    """A body has a time limit that further bytes do not extend."""
     with connect(limited.url) as connection:
         connection.sendall(post_head(path, "Content-Length: 1000") + b'{"prompt"')
         answer = read_answer(connection)
@@ -150,7 +150,7 @@ def test_a_body_has_its_time(limited: Server, path: str, kind: str) -> None:
 
 @pytest.mark.slow
 def test_the_next_request_of_a_connection_has_its_time_too(limited: Server) -> None:
-    """The clock of its head starts with its first byte, not with the answer before."""
+    """The time limit of a connection's next head starts with its first byte, not with the previous answer."""
     with connect(limited.url) as connection:
         connection.sendall(post(COMPLETIONS, SHORT))
         assert read_answer(connection).status == 200
@@ -161,7 +161,7 @@ def test_the_next_request_of_a_connection_has_its_time_too(limited: Server) -> N
 
 
 class Drip:
-    """Many connections that send one byte a second each, until left."""
+    """Many connections that send one byte a second each, until stopped."""
 
     def __init__(self, url: str, number: int) -> None:
         self._stack = ExitStack()
@@ -170,7 +170,7 @@ class Drip:
         self._thread = threading.Thread(target=self._drip)
 
     def __enter__(self) -> None:
-        for connection in self._connections[::2]:  # every second one has sent its head
+        for connection in self._connections[::2]:  # Every second one has sent its head.
             connection.sendall(post_head(COMPLETIONS, "Content-Length: 1000"))
         self._thread.start()
 
@@ -185,7 +185,7 @@ class Drip:
             for connection in self._connections:
                 try:
                     connection.send(head[number : number + 1])
-                except OSError:  # the server has had enough of this one
+                except OSError:  # The server has closed this one.
                     continue
             if self._left.wait(1.0):
                 return
@@ -193,7 +193,7 @@ class Drip:
 
 @pytest.mark.slow
 def test_five_hundred_slow_clients_do_not_stop_a_normal_one(server: Server) -> None:
-    """While 500 connections send one byte a second, requests are answered as ever."""
+    """While 500 connections send one byte a second, other requests are answered as usual."""
     with (
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as normal,
         Drip(server.url, 500),
@@ -210,7 +210,7 @@ def test_five_hundred_slow_clients_do_not_stop_a_normal_one(server: Server) -> N
 
 
 def test_where_there_are_too_many_connections_an_idle_one_goes(limited: Server) -> None:
-    """The one that has been idle longest; whoever comes is served."""
+    """At the connection limit the longest idle connection is closed and the new one is served."""
     with ExitStack() as stack:
         idle = [stack.enter_context(connect(limited.url)) for _ in range(MAX_CONNECTIONS)]
         assert httpx.get(f"{limited.url}/health").status_code == 200
@@ -218,12 +218,12 @@ def test_where_there_are_too_many_connections_an_idle_one_goes(limited: Server) 
 
 
 def test_where_all_connections_are_at_work_another_is_refused(limited: Server) -> None:
-    """With 503, and when to come again; once there is room, it is served."""
+    """If all connections are at work, a new one gets 503 with a retry time; later it is served."""
     with ExitStack() as stack:
         for _ in range(MAX_CONNECTIONS):
             busy = stack.enter_context(connect(limited.url))
             busy.sendall(post_head(COMPLETIONS, "Content-Length: 9", "Expect: 100-continue"))
-            assert b"100 Continue" in busy.recv(1000)  # its body is waited for
+            assert b"100 Continue" in busy.recv(1000)  # The server waits for its body.
         refused = stack.enter_context(connect(limited.url))
         answer = read_answer(refused)
         assert (answer.status, answer.error["type"]) == (503, "ServiceUnavailableError")
@@ -233,7 +233,7 @@ def test_where_all_connections_are_at_work_another_is_refused(limited: Server) -
 
 
 def test_a_pipelined_request_ends_the_connection_after_the_answer(limited: Server) -> None:
-    """While it waited nobody would notice that the client has left; it may be sent again elsewhere."""
+    """After the answer the connection closes: a disconnect would go unnoticed; the client may resend."""
     with connect(limited.url) as connection:
         connection.sendall(post(COMPLETIONS, SHORT) + post(COMPLETIONS, SHORT))
         answer = read_answer(connection)
@@ -241,12 +241,12 @@ def test_a_pipelined_request_ends_the_connection_after_the_answer(limited: Serve
         assert is_closed_within(connection, 10)
 
 
-# ---- places ----
+# ---- slots ----
 
 
 @contextmanager
 def waiting_streams(url: str, number: int, prompt: str = "a") -> Iterator[list[socket.socket]]:
-    """So many endless streams; the first of them run, the others wait, and say that they live."""
+    """Opens ``number`` endless streams; the first ones run, the others wait and get keep-alives."""
     with ExitStack() as stack:
         streams = []
         for index in range(number):
@@ -268,7 +268,7 @@ def rejections(client: httpx.Client, limit: str) -> float:
 def test_beyond_the_limit_of_requests_all_that_was_accepted_goes_on(
     limited: Server, client: httpx.Client
 ) -> None:
-    """503 with Retry-After in both APIs; what waited is served when its turn comes."""
+    """Requests beyond the limit get 503 with Retry-After in both APIs; accepted ones are served in turn."""
     assert eventually(lambda: client.get("/load").json()["server_load"] == 0)
     before = rejections(client, "max_num_queued_reqs")
     with waiting_streams(limited.url, MAX_REQUESTS) as streams:
@@ -292,7 +292,7 @@ def test_beyond_the_limit_of_requests_all_that_was_accepted_goes_on(
     [{**SHORT, "n": MAX_REQUESTS + 1, "temperature": 1}, {**SHORT, "prompt": ["a"] * (MAX_REQUESTS + 1)}],
 )
 def test_a_request_of_more_than_the_limit_is_served_alone(client: httpx.Client, body: dict[str, Any]) -> None:
-    """A 503 would tell its client to try again for ever."""
+    """A single request beyond the limit is served: a 503 would make its client retry for ever."""
     assert eventually(lambda: client.get("/load").json()["server_load"] == 0)
     answer = client.post(COMPLETIONS, json=body)
     assert answer.status_code == 200
@@ -300,7 +300,7 @@ def test_a_request_of_more_than_the_limit_is_served_alone(client: httpx.Client, 
 
 
 def read_until(connection: socket.socket, sign: bytes) -> bytes:
-    """What comes, to the first piece with this in it."""
+    """Reads until a piece contains this."""
     data = b""
     while sign not in data:
         more = connection.recv(65536)
@@ -310,7 +310,7 @@ def read_until(connection: socket.socket, sign: bytes) -> bytes:
 
 
 def test_beyond_the_limit_of_tokens_a_prompt_is_refused(limited: Server, client: httpx.Client) -> None:
-    """Prompts that wait count, those that run do not; a prompt alone is taken however long it is."""
+    """Only waiting prompts count against the limit; a lone prompt is accepted however long it is."""
     assert eventually(lambda: client.get("/load").json()["server_load"] == 0)
     before = rejections(client, "max_num_queued_tokens")
     long = {"prompt": [5] * (MAX_TOKENS - 10), "max_tokens": 2}
@@ -327,7 +327,7 @@ def test_beyond_the_limit_of_tokens_a_prompt_is_refused(limited: Server, client:
 
 
 def test_a_stream_that_waits_sends_comments_that_clients_skip(limited: Server) -> None:
-    """It begins before its first token is there, and is read as any other."""
+    """A waiting stream begins before its first token, with comments that clients skip."""
     with (
         openai.OpenAI(base_url=f"{limited.url}/v1", api_key="none", max_retries=0, timeout=30) as client,
         waiting_streams(limited.url, MAX_RUNNING) as running,
@@ -342,7 +342,7 @@ def test_a_stream_that_waits_sends_comments_that_clients_skip(limited: Server) -
 
 @pytest.mark.slow
 def test_a_client_that_leaves_gives_up_its_place(limited: Server, client: httpx.Client) -> None:
-    """In the middle of its stream or before the first token: nothing runs or waits for it any longer."""
+    """A disconnect in mid-stream or before the first token removes the request from the engine."""
     with waiting_streams(limited.url, MAX_RUNNING + 2):
         assert metric(client, "vllm:num_requests_running") == MAX_RUNNING
         assert metric(client, "vllm:num_requests_waiting") == 2
@@ -356,7 +356,7 @@ def test_a_client_that_leaves_gives_up_its_place(limited: Server, client: httpx.
 
 @pytest.mark.slow
 def test_a_server_that_drains_says_so_and_finishes_what_it_has(long_model: Path) -> None:
-    """After SIGTERM a running request ends as it would have; health and new requests get a 503 at once."""
+    """After SIGTERM a running request ends normally; health and new requests get 503 at once."""
     flags = ("--num-gpu-blocks-override", "2100", "--scheduling-policy", "fcfs", "--shutdown-grace-s", "60")
     with running_server(long_model, *flags) as server, connect(server.url) as running:
         running.sendall(post(COMPLETIONS, {**ENDLESS, "max_tokens": 2000}))
@@ -388,6 +388,6 @@ def test_a_server_that_drains_says_so_and_finishes_what_it_has(long_model: Path)
 def test_limits_that_make_no_sense_are_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, flag: str, value: str
 ) -> None:
-    """In one sentence that names the option."""
+    """Contradictory limits are refused in one sentence that names the option."""
     assert main(["serve", str(tmp_path), f"{flag}={value}"]) == 2
     assert f"argument {flag}: " in capsys.readouterr().err

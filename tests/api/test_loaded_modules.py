@@ -1,4 +1,4 @@
-"""What a server keeps out of its memory: libraries of hundreds of megabytes that it has no use for."""
+"""A server does not load libraries of hundreds of megabytes that it does not need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "te
 
 
 class ServerThatTells:
-    """What a model's server, API server process and core, has loaded once it has answered."""
+    """Lists the modules that the API server process and the core have loaded after the first answer."""
 
     def __init__(self, model: Path, folder: Path) -> None:
         environment = {
@@ -42,7 +42,7 @@ class ServerThatTells:
 
 @pytest.fixture(scope="module")
 def native(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ServerThatTells:
-    """Of a model with a native implementation."""
+    """A server of a model with a native implementation."""
     return ServerThatTells(model, tmp_path_factory.mktemp("pipes"))
 
 
@@ -59,26 +59,27 @@ def within(loaded: Collection[str], packages: Collection[str]) -> list[str]:
 
 
 def pages_of_files(pid: int) -> int:
-    """KiB of files that are in a process's memory."""
+    """The KiB of file-backed memory of a process."""
     return int(Path(f"/proc/{pid}/status").read_text().split("RssFile:")[1].split()[0])
 
 
 def test_a_native_model_is_served_without_what_it_has_no_use_for(native: ServerThatTells) -> None:
-    """No compiler, none of transformers' models; torch in the core only, the web and texts outside of it."""
+    """No compiler and no model code of transformers is loaded; torch only in the core, web and text libraries
+    only outside of it."""
     assert within(native.in_front_end, (*COMPILERS, *MODELLING, *SCIENCE, *OF_THE_CORE)) == []
     assert within(native.in_core, (*COMPILERS, *MODELLING, *SCIENCE, *OF_FRONT_ENDS)) == []
     assert within(native.in_core, OF_THE_CORE) == list(OF_THE_CORE)
 
 
 def test_garbage_is_collected_once_the_start_is_over(native: ServerThatTells) -> None:
-    """In both processes, though the core loads without it."""
+    """Garbage collection is on in both processes after the start, though the core loads without it."""
     assert "gc.isenabled" in native.in_front_end
     assert "gc.isenabled" in native.in_core
 
 
 @pytest.mark.long
 def test_another_model_gets_what_it_needs(tmp_path: Path) -> None:
-    """One that transformers computes is served as well."""
+    """A model that transformers computes is served as well."""
     server = ServerThatTells(make_model_folder(tmp_path / "model", "gpt_neox"), tmp_path)
     assert "transformers.modeling_utils" in server.in_core
     assert within(server.in_front_end, OF_THE_CORE) == []
@@ -86,7 +87,8 @@ def test_another_model_gets_what_it_needs(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel does not tell")
 def test_what_the_first_requests_have_touched_goes_when_they_are_done(model: Path) -> None:
-    """Of both processes, at the first rest after them; what is asked next is answered as before."""
+    """At the first idle time after requests both processes release the file pages they touched; the next
+    answer is unchanged."""
     with running_server(model, "--num-gpu-blocks-override", "300") as server:
         most = dict.fromkeys((server.process.pid, server.core_pid()), 0)
 

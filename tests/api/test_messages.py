@@ -1,4 +1,4 @@
-"""Promises of /v1/messages, kept by a real server with a real model towards the anthropic client."""
+"""Promises of /v1/messages, checked on a real server and model with the anthropic client."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def claude(server: Server) -> Iterator[anthropic.Anthropic]:
 
 @pytest.fixture(scope="module")
 def thinker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose model thinks: its template shows the reasoning, of earlier turns too."""
+    """A server whose model reasons; its template renders the reasoning of earlier turns too."""
     template = tmp_path_factory.mktemp("templates") / "thinking.jinja"
     shipped = Path(tiny_models.__file__).with_name("chat_template.jinja").read_text()
     assistant = "'<|im_start|>assistant\\n' + (message.content"
@@ -58,7 +58,7 @@ def thinker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def replay(http: httpx.Client, text: str) -> Body:
-    """What makes the model say this."""
+    """The request fields that force this reply."""
     return {"replay_token_ids": token_ids(http, text + "<|im_end|>")}
 
 
@@ -70,7 +70,7 @@ def post(http: httpx.Client, body: Body) -> Body:
 
 
 def events(http: httpx.Client, body: Body) -> list[Body]:
-    """A stream's events; the name of each is the type in its data."""
+    """A stream's events; each event's name is the type in its data."""
     found: list[Body] = []
     with http.stream("POST", "/v1/messages", json={"max_tokens": 50, **body, "stream": True}) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -93,7 +93,7 @@ def total_input(message: Body) -> int:
 
 
 def test_a_message_is_answered(claude: anthropic.Anthropic) -> None:
-    """A conversation gets a message of blocks, a reason why it ended, token counts and a request id."""
+    """A conversation gets a message of blocks, a stop reason, token counts and a request id."""
     message = claude.messages.create(model="tiny", max_tokens=5, messages=HELLO)
     assert (message.type, message.role, message.model) == ("message", "assistant", "tiny")
     assert message.id.startswith("msg_")
@@ -104,7 +104,7 @@ def test_a_message_is_answered(claude: anthropic.Anthropic) -> None:
 
 
 def test_a_stream_on_the_wire(http: httpx.Client) -> None:
-    """Each event comes in its place; the input's tokens are known at the start, the output's at the end."""
+    """Events come in order; the input's tokens are known at the start, the output's at the end."""
     body: Body = {"messages": HELLO, "max_tokens": 12, "temperature": 0}
     whole = post(http, body)
     first, ping, start, *deltas, stop, end, last = events(http, body)
@@ -125,7 +125,7 @@ def test_a_stream_on_the_wire(http: httpx.Client) -> None:
 
 
 def test_the_librarys_stream_is_the_whole_message(claude: anthropic.Anthropic, http: httpx.Client) -> None:
-    """What the library puts together from a stream is what it gets without one."""
+    """The message that the library assembles from a stream equals the one without streaming."""
     request: Body = {"model": "tiny", "max_tokens": 200, "messages": HELLO, "tools": [BASH]}
     extra = replay(http, CALL_TEXT + CALL_TEXT.removeprefix("Let me look."))
     whole = claude.messages.create(**request, extra_body=extra)
@@ -136,13 +136,13 @@ def test_the_librarys_stream_is_the_whole_message(claude: anthropic.Anthropic, h
 
 
 def comparable(message: Message) -> object:
-    """All but what is new every time."""
+    """The message without the fields that are new every time."""
     blocks = [block.to_dict() for block in message.content]
     return [{key: block[key] for key in block if key != "id"} for block in blocks], message.stop_reason
 
 
 def test_a_loop_of_tool_calls(claude: anthropic.Anthropic, http: httpx.Client) -> None:
-    """A call is a tool_use block with its input as an object; with its result the conversation goes on."""
+    """A call is a tool_use block with an object as input; the conversation continues with its result."""
     request: Body = {"model": "tiny", "max_tokens": 60, "tools": [BASH]}
     first = claude.messages.create(**request, messages=HELLO, extra_body=replay(http, CALL_TEXT))
     text, call = first.content
@@ -162,7 +162,7 @@ def test_a_loop_of_tool_calls(claude: anthropic.Anthropic, http: httpx.Client) -
 
 
 def next_turn(http: httpx.Client, body: Body, reply: str, *more: Body) -> tuple[Body, Body]:
-    """A turn with this reply, and the turn that sends it back with more behind it."""
+    """Runs a turn with this reply, and the turn that sends it back followed by ``more``."""
     first = post(http, {**body, **replay(http, reply), "return_token_ids": True})
     history = [*body["messages"], {"role": "assistant", "content": first["content"]}, *more]
     second = post(http, {**body, "messages": history, "max_tokens": 1, "return_token_ids": True})
@@ -190,7 +190,7 @@ FOLLOWED_BY: dict[str, list[Body]] = {
 
 @pytest.mark.parametrize("more", FOLLOWED_BY.values(), ids=FOLLOWED_BY.keys())
 def test_a_turn_extends_the_one_before(http: httpx.Client, more: list[Body]) -> None:
-    """A reply sent back is the tokens it was generated as, whatever follows: prompt and reply are reused."""
+    """A reply sent back renders to the tokens it was generated as, so prompt and reply are cached."""
     system = [
         {"type": "text", "text": f"You are terse, in {len(json.dumps(more))} ways.", "cache_control": CACHED}
     ]
@@ -203,7 +203,7 @@ def test_a_turn_extends_the_one_before(http: httpx.Client, more: list[Body]) -> 
 
 
 def test_a_broken_call_extends_it_too(claude: anthropic.Anthropic, http: httpx.Client) -> None:
-    """Arguments that are no JSON are held as text in an object, and come back as they were written."""
+    """Invalid JSON arguments are returned as text in an object, and render as the model wrote them."""
     broken = '<tool_call>\n{"name": "bash", "arguments": {"command": ls}}\n</tool_call>'
     body: Body = {"messages": HELLO, "tools": [BASH]}
     first, second = next_turn(http, body, broken, {"role": "user", "content": [result_of("bad input")]})
@@ -220,7 +220,7 @@ def test_a_broken_call_extends_it_too(claude: anthropic.Anthropic, http: httpx.C
 
 
 def test_reminders_stay_where_they_are(http: httpx.Client) -> None:
-    """A system message that is appended each turn leaves all that was before it untouched."""
+    """A system message appended in each turn leaves everything before it unchanged."""
     reminder = {"role": "system", "content": "Mind the gap."}
     first: Body = {"messages": [*HELLO, reminder], "system": "You are terse.", "return_token_ids": True}
     one = post(http, first)
@@ -251,7 +251,7 @@ def billed_message(number: int) -> Body:
 
 @pytest.mark.parametrize("billed", [billed_block, billed_line, billed_message])
 def test_the_billing_header_is_removed(http: httpx.Client, billed: Any) -> None:
-    """Claude Code's text that changes with every request is not a part of the prompt, and that is counted."""
+    """Claude Code's billing text, new in every request, is removed from the prompt, and that is counted."""
 
     def num_removed() -> float:
         name = "continuum:prefix_killers_removed_total{"
@@ -268,7 +268,7 @@ def test_the_billing_header_is_removed(http: httpx.Client, billed: Any) -> None:
 
 
 def test_it_is_removed_behind_a_gateway_too(http: httpx.Client) -> None:
-    """Gateways that make chats of Claude Code's requests send the header as a system message's first line."""
+    """Gateways send the billing header as the first line of a system message; it is removed too."""
 
     def num_tokens(system: str) -> int:
         chat = {"messages": [{"role": "system", "content": system}, *HELLO], "max_tokens": 1}
@@ -279,7 +279,7 @@ def test_it_is_removed_behind_a_gateway_too(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("marked", ["system", "tools", "messages", "request", None])
 def test_what_is_cached_is_counted(http: httpx.Client, marked: str | None) -> None:
-    """All input is read from the cache, on request written to it (in full blocks), or neither."""
+    """All input counts as read from the cache, as written to it (marked full blocks), or as neither."""
     mark = {"cache_control": CACHED}
     text = f"cached by {marked} " * 12
     body: Body = {
@@ -353,7 +353,7 @@ COUNTED: dict[str, Body] = {
 
 @pytest.mark.parametrize("body", COUNTED.values(), ids=COUNTED.keys())
 def test_tokens_are_counted_as_they_will_be(http: httpx.Client, body: Body) -> None:
-    """count_tokens is exactly the input of the same body as a message."""
+    """count_tokens equals the input tokens of the same body as a message."""
     counted = http.post("/v1/messages/count_tokens", json={"model": "tiny", **body}).json()
     assert counted == {"input_tokens": total_input(post(http, {**body, "max_tokens": 1}))}
 
@@ -364,8 +364,8 @@ THINKING_REPLY = f"<think>\n{THOUGHT}\n</think>\n\n{CALL_TEXT}"
 
 @pytest.mark.parametrize("display", [None, "summarized", "omitted"])
 def test_thinking_comes_and_goes_back(thinker: Server, display: str | None) -> None:
-    """What the model thinks is a signed block before the others. Sent back, even if the client was not to see
-    it, it is a part of the next prompt as it was generated."""
+    """Reasoning is a signed block before the others. Sent back, even if hidden from the client, it is part of
+    the next prompt as it was generated."""
     thinking = {"thinking": {"type": "adaptive", "display": display}}
     with httpx.Client(base_url=thinker.url, timeout=60) as http:
         body: Body = {"messages": HELLO, "tools": [BASH], "max_tokens": 100, **thinking}
@@ -387,7 +387,7 @@ def test_thinking_comes_and_goes_back(thinker: Server, display: str | None) -> N
 
 
 def test_the_library_adds_thinking_up(thinker: Server) -> None:
-    """Reasoning and its signature are the same for the library, streamed or not."""
+    """Reasoning and its signature are the same, streamed or not."""
     with (
         anthropic.Anthropic(base_url=thinker.url, api_key="none", timeout=60) as claude,
         httpx.Client(base_url=thinker.url, timeout=60) as http,
@@ -405,8 +405,7 @@ def test_the_library_adds_thinking_up(thinker: Server) -> None:
 
 
 def test_thinking_can_be_turned_off(thinker: Server) -> None:
-    """The chat template is told whether the model is to think: only if the request says so, as Anthropic has
-    it."""
+    """The template is asked to reason only if the request says so, as in Anthropic's API."""
     with httpx.Client(base_url=thinker.url, timeout=60) as http:
         counts = [
             http.post("/v1/messages/count_tokens", json={"messages": HELLO, **fields}).json()["input_tokens"]
@@ -421,7 +420,7 @@ def test_thinking_can_be_turned_off(thinker: Server) -> None:
 
 @pytest.mark.slow
 def test_whether_a_model_thinks_unasked_is_a_flag(model: Path, tmp_path: Path) -> None:
-    """``--messages-default-thinking template`` leaves it to the template where a request says nothing."""
+    """With ``--messages-default-thinking template`` the template decides if the request does not."""
     template = tmp_path / "thinking.jinja"
     template.write_text("{{ 'hello ' * (9 if enable_thinking is defined else 5) }}")
     flags = ("--chat-template", str(template), "--messages-default-thinking", "template")
@@ -438,7 +437,7 @@ def test_whether_a_model_thinks_unasked_is_a_flag(model: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_stream_that_fails_says_so(model: Path) -> None:
-    """When the core dies in the middle, the stream's last event is an error in Anthropic's shape."""
+    """If the core dies in mid-stream, the last event is an error in Anthropic's shape."""
     request: Body = {"model": "tiny", "max_tokens": 1000, "messages": HELLO}
     with (
         running_server(model, "--num-gpu-blocks-override", "400") as server,
@@ -455,13 +454,13 @@ def test_a_stream_that_fails_says_so(model: Path) -> None:
 
 
 def test_tokens_can_be_counted_by_the_library(claude: anthropic.Anthropic) -> None:
-    """The library's own call."""
+    """The library's own method counts the tokens."""
     count = claude.messages.count_tokens(model="tiny", messages=HELLO, tools=[BASH], system="Be terse.")
     assert count.input_tokens > 40
 
 
 def test_a_stop_sequence_is_named(claude: anthropic.Anthropic, http: httpx.Client) -> None:
-    """Text ends before the sequence, and the answer says which one it was."""
+    """Text ends before the stop sequence, and the answer names the sequence."""
     request: Body = {
         "model": "tiny",
         "max_tokens": 20,
@@ -478,7 +477,7 @@ def test_a_stop_sequence_is_named(claude: anthropic.Anthropic, http: httpx.Clien
 def test_a_stop_sequence_in_a_call_makes_no_tool_use_of_it(
     claude: anthropic.Anthropic, http: httpx.Client, stop: str
 ) -> None:
-    """The answer ended at the sequence and not with the call; whole and streamed alike."""
+    """An answer that ends at the sequence does not stop with tool_use, streamed or not."""
     request: Body = {"model": "tiny", "max_tokens": 200, "messages": HELLO, "tools": [BASH]}
     request |= {"stop_sequences": [stop], "extra_body": replay(http, CALL_TEXT)}
     whole = claude.messages.create(**request)
@@ -490,7 +489,7 @@ def test_a_stop_sequence_in_a_call_makes_no_tool_use_of_it(
 
 
 def test_a_prefilled_answer_is_continued(http: httpx.Client) -> None:
-    """A last message of the assistant is the beginning of the answer."""
+    """A last message of the assistant becomes the beginning of the answer."""
     history = [*HELLO, {"role": "assistant", "content": "The answer is"}]
     message = post(http, {"messages": history, "return_token_ids": True, **replay(http, " 7")})
     prompt = http.post("/detokenize", json={"tokens": message["prompt_token_ids"]}).json()["prompt"]
@@ -499,14 +498,14 @@ def test_a_prefilled_answer_is_continued(http: httpx.Client) -> None:
 
 
 def test_a_limit_beyond_the_context_is_the_context(http: httpx.Client) -> None:
-    """Agents ask for more tokens than a small model has: they get what there is, and are told why."""
+    """If an agent requests more tokens than the context has, it gets the rest and the stop reason."""
     message = post(http, {"messages": HELLO, "max_tokens": 64_000, "ignore_eos": True, "temperature": 0})
     assert total_input(message) + message["usage"]["output_tokens"] == 1024
     assert message["stop_reason"] == "model_context_window_exceeded"
 
 
 def test_no_tokens_at_all(http: httpx.Client) -> None:
-    """max_tokens 0 has the prompt computed for the next request, and nothing said."""
+    """With max_tokens 0 the prompt is computed for the next request and nothing is generated."""
     body: Body = {"messages": [{"role": "user", "content": "warm me up " * 20}]}
     message = post(http, {**body, "max_tokens": 0})
     assert (message["content"], message["usage"]["output_tokens"]) == ([], 0)
@@ -516,7 +515,7 @@ def test_no_tokens_at_all(http: httpx.Client) -> None:
 
 
 def test_tools_that_must_not_be_called(http: httpx.Client) -> None:
-    """With tool_choice none nothing is a call, and the prompt is the same as with tools."""
+    """With tool_choice none nothing becomes a call, and the prompt is the same as with tools."""
     body: Body = {"messages": HELLO, "tools": [BASH], "return_token_ids": True, **replay(http, CALL_TEXT)}
     free, none = post(http, body), post(http, {**body, "tool_choice": {"type": "none"}})
     assert none["content"] == [{"type": "text", "text": CALL_TEXT}]
@@ -525,14 +524,14 @@ def test_tools_that_must_not_be_called(http: httpx.Client) -> None:
 
 
 class Answer(pydantic.BaseModel, extra="forbid"):
-    """What the model must fill in."""
+    """The schema that the model must fill in."""
 
     city: Literal["Paris", "Rome"]
     is_sunny: bool
 
 
 def test_an_answer_of_a_given_form(claude: anthropic.Anthropic, http: httpx.Client) -> None:
-    """A schema is kept to, so that the library can read the answer; streamed and under its older name too."""
+    """The answer follows a schema, so that the library parses it; streamed and under the older name too."""
     request: Body = {"model": "tiny", "max_tokens": 800, "messages": HELLO}
     parsed = claude.messages.parse(**request, output_format=Answer)
     assert parsed.parsed_output is not None
@@ -560,7 +559,7 @@ STRICT: list[ToolParam] = [
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "zsh"}])
 def test_tools_that_must_be_called(claude: anthropic.Anthropic, choice: Any) -> None:
-    """With tool_choice any or tool the reply is a call that fits the tool, whatever the model would say."""
+    """With tool_choice any or tool the reply is a call that fits the tool."""
     choice = {**choice, "disable_parallel_tool_use": True}
     request: Body = {"model": "tiny", "max_tokens": 100, "messages": HELLO, "tools": STRICT}
     whole = claude.messages.create(**request, tool_choice=choice)
@@ -575,7 +574,7 @@ def test_tools_that_must_be_called(claude: anthropic.Anthropic, choice: Any) -> 
 
 
 def test_one_call_where_the_client_wants_no_more(http: httpx.Client) -> None:
-    """disable_parallel_tool_use keeps the first call only."""
+    """disable_parallel_tool_use keeps only the first call."""
     choice = {"type": "auto", "disable_parallel_tool_use": True}
     two_calls = CALL_TEXT + CALL_TEXT.removeprefix("Let me look.")
     body: Body = {"messages": HELLO, "tools": [BASH], "tool_choice": choice, **replay(http, two_calls)}
@@ -592,7 +591,7 @@ def test_one_call_where_the_client_wants_no_more(http: httpx.Client) -> None:
     ],
 )
 def test_the_job_is_known(http: httpx.Client, headers: dict[str, str], fields: Body, job_id: str) -> None:
-    """A session of Claude Code is a job without being told; the usage has its receipt, streamed too."""
+    """A session of Claude Code is recognized as a job; the usage has its receipt, streamed too."""
     body: Body = {"messages": HELLO, "max_tokens": 2, **fields}
     receipt = http.post("/v1/messages", json=body, headers=headers).json()["usage"]["receipt"]
     assert receipt["job_id"] == job_id
@@ -602,7 +601,7 @@ def test_the_job_is_known(http: httpx.Client, headers: dict[str, str], fields: B
 
 
 def test_a_client_that_leaves_ends_its_request(http: httpx.Client) -> None:
-    """Hanging up in the middle of a stream, or of waiting for a whole answer, leaves nothing running."""
+    """A disconnect, in a stream or while waiting for a whole answer, leaves nothing running."""
     body: Body = {"messages": HELLO, "max_tokens": 900, "ignore_eos": True}
     with http.stream("POST", "/v1/messages", json={**body, "stream": True}) as response:
         next(response.iter_lines())
@@ -677,7 +676,7 @@ BAD_BODIES: list[tuple[Body, str]] = [
 
 @pytest.mark.parametrize(("body", "field"), BAD_BODIES, ids=[field for _, field in BAD_BODIES])
 def test_a_bad_field_is_named(http: httpx.Client, body: Body, field: str) -> None:
-    """Each bad body gets 400 in Anthropic's shape, with the field that is to blame in the message."""
+    """A bad body gets 400 in Anthropic's shape, with the wrong field in the message."""
     good: Body = {"max_tokens": 2} if body == {} else {"max_tokens": 2, "messages": HELLO}
     answer = http.post("/v1/messages", json=good | body)
     assert answer.status_code == 400
@@ -691,13 +690,13 @@ def test_a_bad_field_is_named(http: httpx.Client, body: Body, field: str) -> Non
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 @pytest.mark.parametrize("content", [b"", b"{", b"5", b'{"messages": ' + b"[" * 100_000])
 def test_what_is_not_a_request_is_refused(http: httpx.Client, path: str, content: bytes) -> None:
-    """Broken JSON is the client's fault, in Anthropic's shape too."""
+    """Broken JSON is a client error, in Anthropic's shape too."""
     answer = http.post(path, content=content)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 def test_the_client_raises_its_own_errors(claude: anthropic.Anthropic) -> None:
-    """The library maps our answers to its exceptions; an unknown model is told which there is."""
+    """The library maps errors to its exceptions; an unknown model's error names the available one."""
     with pytest.raises(anthropic.NotFoundError, match="tiny") as missing:
         claude.messages.create(model="claude-of-another-day", max_tokens=1, messages=HELLO)
     assert missing.value.type == "not_found_error"
@@ -708,7 +707,7 @@ def test_the_client_raises_its_own_errors(claude: anthropic.Anthropic) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_overflow_is_said_in_the_words_clients_look_for(http: httpx.Client, stream: bool) -> None:
-    """Claude Code compacts its history when it reads how many tokens were too many."""
+    """The error has the words and counts that make Claude Code compact its history."""
     messages = [{"role": "user", "content": "word " * 2000}]
     answer = http.post("/v1/messages", json={"messages": messages, "max_tokens": 5, "stream": stream})
     assert answer.status_code == 400
@@ -719,7 +718,7 @@ def test_overflow_is_said_in_the_words_clients_look_for(http: httpx.Client, stre
 
 
 def test_models_are_listed(claude: anthropic.Anthropic) -> None:
-    """The names that can be asked for, in the shape that this library reads as well."""
+    """Model names are listed in the shape that this library reads as well."""
     [model] = claude.models.list().data
     assert (model.type, model.id, model.display_name) == ("model", "tiny", "tiny")
     assert model.created_at.year > 2000
@@ -727,7 +726,7 @@ def test_models_are_listed(claude: anthropic.Anthropic) -> None:
 
 
 def test_what_claude_code_adds_is_accepted(http: httpx.Client) -> None:
-    """Its headers and the fields that only Anthropic's servers know do no harm."""
+    """Claude Code's headers and the fields specific to Anthropic's servers are accepted."""
     body: Body = {
         "model": "tiny",
         "messages": [

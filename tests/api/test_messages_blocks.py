@@ -1,4 +1,4 @@
-"""Promises of the Messages API that hold for any reply: however its text is cut, whatever a model writes."""
+"""Promises of the Messages API for any reply, however it is cut and whatever the model writes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
 
 
 def read_input(pieces: Sequence[str], *, is_whole: bool = False) -> tuple[str, str]:
-    """What a client of the stream puts together, and what the whole answer holds."""
+    """Returns the input that a client assembles from the stream, and the input of the whole answer."""
     reader = CallArguments()
     given_out = [reader.feed(piece) for piece in pieces]
     return "".join([*given_out, reader.finish(is_whole=is_whole)]), reader.text
@@ -66,9 +66,9 @@ def read_input(pieces: Sequence[str], *, is_whole: bool = False) -> tuple[str, s
 @settings(max_examples=1500)
 @given(ARGUMENTS, st.lists(st.integers(0, 60), max_size=5), st.booleans())
 def test_any_arguments_become_an_object(text: str, places: list[int], is_whole: bool) -> None:
-    """Whatever a model writes as arguments, the input is a JSON object, the same for every cutting; a client
-    that puts a stream together as the library does has the same object, but for a string without an end,
-    of which only the whole answer can tell. What is sound is not touched when it is read again."""
+    """For any arguments and any cutting, the input is the same JSON object, and so is the one assembled from
+    the stream, unless a string has no end: only the whole answer reports that. A sound object is unchanged
+    when read again."""
     streamed, whole = read_input([text], is_whole=is_whole)
     assert read_input(cut(text, places), is_whole=is_whole) == (streamed, whole)
     value = json.loads(whole)
@@ -82,7 +82,7 @@ def test_any_arguments_become_an_object(text: str, places: list[int], is_whole: 
 @settings(max_examples=500)
 @given(st.dictionaries(st.text(max_size=5), st.text() | st.integers(-(2**70), 2**70) | st.floats(-9, 9)))
 def test_sound_arguments_are_not_touched(arguments: dict[str, object]) -> None:
-    """A correct object goes through as it was written, character by character."""
+    """A valid object is passed on character by character."""
     for text in (json.dumps(arguments), json.dumps(arguments, ensure_ascii=False)):
         assert read_input([text]) == (text, text)
 
@@ -115,8 +115,8 @@ def test_sound_arguments_are_not_touched(arguments: dict[str, object]) -> None:
     ],
 )
 def test_what_becomes_of_bad_arguments(written: str, streamed: str, value: object) -> None:
-    """Small slips are repaired; where the rest is lost, all that was written is there; half a
-    string is not."""
+    """Small slips are repaired; if the rest is lost, all written text is kept; a partial string is not
+    used."""
     given_out, whole = read_input([written])
     assert given_out == streamed
     assert json.loads(whole) == value
@@ -135,12 +135,13 @@ def test_what_becomes_of_bad_arguments(written: str, streamed: str, value: objec
     ],
 )
 def test_a_call_whose_end_was_seen_lacks_brackets_only(written: str, said: str) -> None:
-    """Nothing was cut off there: no arguments are none, and what is open behind a value is closed."""
+    """If the end of a call was seen, nothing was cut off: missing arguments are empty and open brackets are
+    closed."""
     assert read_input([written], is_whole=True)[0] == said
 
 
 def test_long_arguments_take_no_time() -> None:
-    """A file of many lines, all at once: what was read is not copied again for each of them."""
+    """A file of many lines takes linear time: text already read is not copied again for each line."""
     text = '{"a": "' + "x\n" * 200_000 + '"}'
     begun = time.process_time()
     assert len(json.loads(read_input([text])[1])["a"]) == 400_000
@@ -148,14 +149,14 @@ def test_long_arguments_take_no_time() -> None:
 
 
 def test_deep_arguments_do_no_harm() -> None:
-    """Nesting beyond what clients can read is no input."""
+    """Nesting too deep for clients is not read as input."""
     text = '{"a": ' + "[" * 5000
     assert json.loads(read_input([text])[1])[INVALID_JSON] == text
 
 
 @given(ARGUMENTS)
 def test_bad_arguments_come_back_as_they_were_written(text: str) -> None:
-    """Sent back, an input that could not be read is the model's own text again: the same tokens."""
+    """An unreadable input, sent back, renders to the model's own text: the same tokens."""
     value = json.loads(read_input([text])[1])
     call = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": value}
     result = {"type": "tool_result", "tool_use_id": "toolu_1"}
@@ -167,7 +168,7 @@ def test_bad_arguments_come_back_as_they_were_written(text: str) -> None:
 
 
 def fold(events: Sequence[BlockEvent]) -> list[ContentBlock]:
-    """A stream's blocks as a client puts them together, checking their order."""
+    """Assembles a stream's blocks as a client does, and checks their order."""
     blocks: list[ContentBlock] = []
     inputs: list[str] = []
     is_open = False
@@ -209,7 +210,7 @@ def decoded(blocks: Sequence[ContentBlock]) -> Any:
 
 
 def without_the_cut_off(whole: Any, folded: Any) -> Any:
-    """A whole answer without what it alone can tell of a call that ended inside a string."""
+    """The whole answer without the fields that only it can report about a call that ended inside a string."""
     blocks = []
     for block, streamed in zip(whole, folded, strict=True):
         said = block.get("input", {})
@@ -230,7 +231,7 @@ PARTS = st.lists(
 
 
 def deltas_of(parts: Sequence[tuple[str, str]], places: Sequence[int]) -> list[ReplyDelta]:
-    """The reply's deltas with each text cut at these places."""
+    """The reply's deltas, with each text cut at these places."""
     deltas: list[ReplyDelta] = []
     num_calls = 0
     for kind, text in parts:
@@ -252,9 +253,8 @@ def deltas_of(parts: Sequence[tuple[str, str]], places: Sequence[int]) -> list[R
 def test_a_stream_adds_up_to_the_whole_answer(
     parts: list[tuple[str, str]], places: list[int], omits_thinking: bool
 ) -> None:
-    """For any reply and any cutting of it, the stream's blocks are those of the answer that is not streamed,
-    in the order in which the model wrote them, each properly begun and ended. Only of a string that has no
-    end the whole answer tells more, where the stream leaves it open."""
+    """For any reply and cutting, the stream's blocks equal those of the whole answer, in the model's order,
+    each properly begun and ended. Only for a string without an end the whole answer reports more."""
     whole = ReplyBlocks(omits_thinking=omits_thinking)
     list(whole.add(deltas_of(parts, [])))
     list(whole.finish())
@@ -269,7 +269,7 @@ def test_a_stream_adds_up_to_the_whole_answer(
 
 @given(st.text(max_size=200), st.booleans())
 def test_a_signature_brings_the_thinking_back(thinking: str, omitted: bool) -> None:
-    """Thinking that a client does not want to see is in its signature; one that was changed says nothing."""
+    """A signature contains reasoning that is hidden from the client; a changed signature yields none."""
     signature = sign(thinking, with_text=omitted)
     assert signature
     assert text_of("" if omitted else thinking, signature) == thinking
@@ -279,7 +279,7 @@ def test_a_signature_brings_the_thinking_back(thinking: str, omitted: bool) -> N
 
 @given(PARTS, st.booleans())
 def test_a_reply_sent_back_is_the_reply(parts: list[tuple[str, str]], omits_thinking: bool) -> None:
-    """An answer's blocks, sent back as they are, are read as what they were made of."""
+    """The blocks of an answer, sent back, are read as the reply they were made of."""
     blocks = ReplyBlocks(omits_thinking=omits_thinking)
     list(blocks.add(deltas_of(parts, [])))
     list(blocks.finish())

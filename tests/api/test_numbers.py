@@ -1,4 +1,4 @@
-"""Promises about numbers: each is looked at before anything is sized by it, whatever body it stands in."""
+"""Promises about numbers in any body: each is checked before anything is sized by it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ODD_NUMBERS = (
         '"' + "9" * 30 + '"',
     ),
 )
-"""As they stand in a body; JSON itself knows not all of them."""
+"""Numbers as written in a body; some are not JSON."""
 
 SHORT: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
@@ -56,13 +56,13 @@ SHORT: dict[str, dict[str, Any]] = {
     "/trace": {"enabled": False},
     "/v1/jobs/{job_id}/signals": {"state": "started"},
 }
-"""A body for each endpoint that is soon done."""
+"""For each endpoint a body that is served quickly."""
 BEYOND = ("best_of", "prompt_logprobs", "truncate_prompt_tokens", "dimensions", "top_n_tokens", "n")
-"""Numbers that other servers know, or other APIs."""
+"""Numbers of other servers or other APIs."""
 HOLE = "the odd number"
 MEDIAN_S = 0.1
 SLOWEST_S = 5.0
-"""Alone the slowest takes a twentieth: a machine that does other things has room."""
+"""The slowest alone takes a twentieth of it, which allows for a busy machine."""
 MAX_GROWTH_KIB = 64 * 1024
 
 
@@ -75,7 +75,7 @@ def document(server: Server) -> dict[str, Any]:
 def test_every_number_of_every_body_is_refused_or_served_at_once(
     server: Server, document: dict[str, Any]
 ) -> None:
-    """Never a 5xx, never a wait, and no memory that is kept."""
+    """No number causes a 5xx, a wait, or memory that stays allocated."""
     bodies = [
         (path, text.replace(f'"{HOLE}"', number))
         for path, text in sorted(with_a_hole(document))
@@ -114,7 +114,8 @@ def test_every_number_of_every_body_is_refused_or_served_at_once(
 def test_many_answers_are_refused_before_anything_is_made_for_them(
     http: httpx.Client, path: str, stream: bool, number: int
 ) -> None:
-    """So many readers of answers would take all memory there is; also next to another request."""
+    """Too large an ``n`` is refused at once: its readers would use all memory, also next to another
+    request."""
     answer = http.post(path, json={**SHORT[path], "n": number, "stream": stream})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "n"
@@ -122,7 +123,7 @@ def test_many_answers_are_refused_before_anything_is_made_for_them(
 
 @pytest.mark.parametrize("text", ["0", "-1", "1001", "9" * 5000, "1e3", "0x10", "", " 7", "٣", "1_0", "nan"])
 def test_numbers_of_the_query_are_refused_too(http: httpx.Client, text: str) -> None:
-    """A number of a query is a few digits, or an error that names it."""
+    """A number in the query is a few digits, or an error names it."""
     answer = http.get("/v1/jobs", params={"limit": text})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "limit"
@@ -130,7 +131,7 @@ def test_numbers_of_the_query_are_refused_too(http: httpx.Client, text: str) -> 
 
 @pytest.mark.parametrize("bias", [1e308, -1e308, 101.0])
 def test_a_huge_bias_means_the_largest(http: httpx.Client, bias: float) -> None:
-    """Beyond 100 nothing changes any more; in 32 bits it would be infinite, and no token could be drawn."""
+    """Biases beyond 100 count as 100; in 32 bits they would be infinite, and no token could be sampled."""
     body = {**SHORT["/v1/completions"], "seed": 1, "temperature": 1.0, "top_p": 0.5, "return_token_ids": True}
     given, largest = (
         http.post("/v1/completions", json={**body, "logit_bias": {"7": value}}).json()["choices"][0]
@@ -140,20 +141,21 @@ def test_a_huge_bias_means_the_largest(http: httpx.Client, bias: float) -> None:
 
 
 def with_a_hole(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each path that takes a body, with that body, in which one number is still to be filled in."""
+    """Yields each path with its body, with a placeholder for one number."""
     for path, operations in document["paths"].items():
         content = operations.get("post", {}).get("requestBody", {}).get("content", {})
         schema = content.get("application/json", {}).get("schema")
-        if schema is None or path not in SHORT:  # operators' bodies have no numbers
+        if schema is None or path not in SHORT:  # Operators' bodies have no numbers.
             continue
         places = set(_numbers(schema, document["components"]["schemas"]))
         for place in {*places, *((name,) for name in (*schema["properties"], *BEYOND))}:
-            if (path, *place) != ("/v1/messages", "max_tokens"):  # any number there is served to its end
+            if (path, *place) != ("/v1/messages", "max_tokens"):  # Any number there is served to its end.
                 yield path, json.dumps(_filled(SHORT[path], place))
 
 
 def _numbers(schema: Any, shared: dict[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Where numbers stand: names of fields, ``[]`` for an item of a list, ``{}`` for a value of a map."""
+    """Yields where numbers are: names of fields, ``[]`` for an item of a list, ``{}`` for a value of a
+    map."""
     if not isinstance(schema, dict):
         return
     if "$ref" in schema:
@@ -169,7 +171,7 @@ def _numbers(schema: Any, shared: dict[str, Any], place: tuple[str, ...] = ()) -
 
 
 def _filled(body: dict[str, Any], place: tuple[str, ...]) -> dict[str, Any]:
-    """The body with a hole at this place, and what leads there."""
+    """The body with a placeholder at this place, and the containers on the path to it."""
     value: Any = HOLE
     for name in reversed(place[1:]):
         value = [value] if name == "[]" else {"7": value} if name == "{}" else {name: value}

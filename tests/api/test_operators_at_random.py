@@ -1,4 +1,4 @@
-"""Whatever operators call, and whichever core dies: answers are those of the weights that are loaded."""
+"""Random operator calls and core deaths: answers always match the loaded weights."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ pytestmark = [
 
 @pytest.mark.parametrize("setting", ["shared", "pair"])
 def test_answers_are_those_of_the_loaded_weights(setting: str) -> None:
-    """``python -m tests.reliability.operators`` plays more rounds."""
+    """Answers match the loaded weights. ``python -m tests.reliability.operators`` plays more rounds."""
     counts = play(setting, 12, seed=5)
     assert counts["answered"] == 12 * 2 * 4

@@ -1,4 +1,4 @@
-"""How long pictures stay, and whose they are: held while a request runs, however it ends; kept for its owner;
+"""How long pictures are kept and for whom: held while a request runs, however it ends; cached per owner;
 compared by content."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def asking(*parts: Any, **more: Any) -> dict[str, Any]:
 
 
 async def others_run() -> None:
-    """Lets all other tasks take a step."""
+    """Lets all other tasks run one step."""
     await asyncio.sleep(0)
 
 
@@ -64,7 +64,7 @@ async def test_a_client_that_leaves_holds_nothing(endless: PictureSite) -> None:
 
 
 async def test_a_request_that_is_ended_holds_nothing(endless: PictureSite) -> None:
-    """As at the end of the server's grace period."""
+    """A request ended by the server, as at the end of its grace period, releases its picture."""
     body = asking(image_url(png()), max_tokens=20_000, ignore_eos=True)
     request = asyncio.create_task(endless.post(CHAT, **body))
     await until_held(endless, 1)
@@ -74,7 +74,7 @@ async def test_a_request_that_is_ended_holds_nothing(endless: PictureSite) -> No
 
 
 async def test_a_client_that_leaves_while_its_picture_is_decoded_holds_nothing(endless: PictureSite) -> None:
-    """Whether its decoding had begun, or is left out because nobody wants it."""
+    """A disconnect releases the picture, whether its decoding had begun or is skipped."""
     large = image_url(png(2000, 2000))
     request = asyncio.create_task(endless.post(CHAT, **asking(large, max_tokens=20_000, ignore_eos=True)))
     assert endless.model.pictures is not None
@@ -114,7 +114,7 @@ async def test_several_answers_hold_one_picture(endless: PictureSite) -> None:
 
 
 async def test_a_shorter_conversation_holds_its_own_pictures(folder: Folder) -> None:
-    """``truncation: auto`` renders several prompts, each without older messages."""
+    """``truncation: auto`` renders several shorter prompts, and no pictures stay held."""
     async with picture_site(*folder) as site:
         messages: list[Any] = []
         for turn in range(40):
@@ -144,7 +144,7 @@ async def test_owners_share_neither_blocks_nor_pixels(folder: Folder) -> None:
 
 
 async def test_prompts_are_compared_by_what_their_pictures_show(folder: Folder) -> None:
-    """A client that asks why its prefix was not reused is told of another picture, and of nothing else."""
+    """Diagnostics report a changed picture, and nothing else."""
     async with picture_site(*folder) as site:
 
         async def told(previous: str | None, seed: int) -> Any:
@@ -160,7 +160,7 @@ async def test_prompts_are_compared_by_what_their_pictures_show(folder: Folder) 
 
 
 async def test_a_picture_at_a_url_is_fetched_once(folder: Folder) -> None:
-    """Of a history it is shown as it was; where it is sent anew it is fetched anew."""
+    """A picture in the history is fetched once; where it is sent again it is fetched again."""
     media = MediaConfig(allowed_media_domains=("127.0.0.1",))
     with picture_host() as host:
         part = {"type": "image_url", "image_url": {"url": f"http://{host}/picture.png"}}

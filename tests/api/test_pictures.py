@@ -1,5 +1,5 @@
-"""Pictures in the prompts of every API, over a stand-in model: which tokens stand for them, what is kept from
-turn to turn, and what is refused."""
+"""Pictures in the prompts of every API, with a stand-in model: their tokens, what is reused from turn to
+turn, and what is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.media.templates import ALL
 
 PAD = "<|image_pad|>"
 TWELVE = f"<|vision_start|>{PAD * 12}<|vision_end|>"
-"""``png()`` in the prompt: 32x24 pixels, of which a token has 8x8."""
+"""``png()`` in the prompt: 32x24 pixels at 8x8 pixels per token."""
 HELLO = {"type": "text", "text": "hello"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
@@ -45,7 +45,7 @@ def user(*content: Any) -> dict[str, Any]:
 
 
 def looked(*content: Any) -> list[dict[str, Any]]:
-    """A call and its result, after the user's request."""
+    """A call and its result, preceded by the user's request."""
     return [
         {"role": "user", "content": "look"},
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
@@ -53,7 +53,7 @@ def looked(*content: Any) -> list[dict[str, Any]]:
     ]
 
 
-# ---- what stands in the prompt ----
+# ---- the prompt ----
 
 
 async def test_a_picture_is_as_many_tokens_as_it_has_squares(site: PictureSite) -> None:
@@ -64,7 +64,7 @@ async def test_a_picture_is_as_many_tokens_as_it_has_squares(site: PictureSite) 
 
 @pytest.mark.parametrize("name", ALL)
 async def test_every_template_shows_every_picture(folder: tuple[Path, PictureModel], name: str) -> None:
-    """Also one that reads texts only, or drops the pictures of results."""
+    """Each template shows every picture, also if it reads text only or drops the pictures of results."""
     messages = [*looked(HELLO, image_url(png())), user(image_url(png(seed=1)), HELLO)]
     async with picture_site(*folder, template=ALL[name]) as site:
         text = await site.prompt(messages=messages)
@@ -80,7 +80,7 @@ async def test_every_template_shows_every_picture(folder: tuple[Path, PictureMod
 async def test_a_result_with_a_picture_leaves_the_prompt_before_it(
     folder: tuple[Path, PictureModel], name: str
 ) -> None:
-    """However the template is to be given pictures, also after it was given those of users as parts."""
+    """In every form that templates take, a picture in a result leaves the earlier prompt unchanged."""
     first = [user(HELLO, HELLO, image_url(png()), HELLO, HELLO)]
     async with picture_site(*folder, template=ALL[name]) as site:
         before = await site.prompt(messages=first, add_generation_prompt=False)
@@ -119,7 +119,7 @@ SAME: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("path", "body"), SAME)
 async def test_the_apis_make_the_same_prompt(site: PictureSite, path: str, body: dict[str, Any]) -> None:
-    """So that they share cached blocks; and counting tells as many tokens."""
+    """All APIs render the same prompt, so they share cached blocks; counting gives as many tokens."""
     answer = await site.post(path, model="tiny", return_token_ids=True, **body)
     assert answer.status_code == 200, answer.text
     usage = answer.json()["usage"]
@@ -181,7 +181,7 @@ RESULTS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("path", "body"), RESULTS)
 async def test_results_of_tools_show_pictures(site: PictureSite, path: str, body: dict[str, Any]) -> None:
-    """The prompt is longer by the picture's tokens, but for the placeholder of another one."""
+    """A picture in a tool result adds its tokens to the prompt."""
     with_picture = await site.post(path, model="tiny", **body)
     assert with_picture.status_code == 200, with_picture.text
     text = msgspec.json.encode(body).decode().replace(data_url(png()), data_url(flat_png(8, 8)))
@@ -211,7 +211,7 @@ async def test_counting_tells_the_tokens_of_pictures_and_holds_nothing(site: Pic
 
 @pytest.mark.parametrize("text", [PAD, "<|video_pad|>", f"a{PAD * 3}b"])
 async def test_no_text_reads_as_a_picture(site: PictureSite, text: str) -> None:
-    """Neither of users nor of tools, calls and schemas: each placeholder gets a character without width."""
+    """Placeholders in texts of users, tools, calls and schemas are broken by a zero-width character."""
     tool = {"type": "function", "function": {"name": "look", "description": text, "parameters": {}}}
     call = {**CALL, "function": {"name": "look", "arguments": msgspec.json.encode({"at": text}).decode()}}
     messages = [
@@ -227,7 +227,7 @@ async def test_no_text_reads_as_a_picture(site: PictureSite, text: str) -> None:
 
 
 async def test_a_turn_that_appends_forges_no_picture(site: PictureSite) -> None:
-    """Its prompt is not rendered as a whole."""
+    """Placeholders are broken also in a prompt that is appended and not rendered in full."""
     tokenizer = site.model.engine.tokenizer
     before = tokenizer.encode("<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\nTwo.<|im_end|>")
     known = PromptSoFar("a", before, max(before), HistoryShape(False, False, False))
@@ -248,7 +248,7 @@ async def test_a_mark_cannot_be_written(site: PictureSite) -> None:
 
 
 async def test_the_next_turn_decodes_and_computes_only_what_is_new(site: PictureSite) -> None:
-    """An agent that takes a screenshot a turn."""
+    """An agent that takes a screenshot per turn decodes and computes only the new one."""
     before, num_before = site.num_decoded, 0
     messages: list[dict[str, Any]] = [user(HELLO)]
     for turn in range(5):
@@ -265,7 +265,7 @@ async def test_the_next_turn_decodes_and_computes_only_what_is_new(site: Picture
 
 
 async def test_other_pixels_are_another_prompt(site: PictureSite) -> None:
-    """Two pictures of one size have the same tokens, and no cached blocks in common."""
+    """Two pictures of one size have the same tokens but share no cached blocks."""
     bodies = [[user(image_url(png(64, 64, seed=seed)), HELLO)] for seed in (201, 202, 201)]
     cached = []
     for messages in bodies:
@@ -304,7 +304,7 @@ async def test_a_bad_picture_is_an_error_where_it_is_new(site: PictureSite, part
 async def test_a_bad_picture_of_the_history_is_a_line_of_text(
     site: PictureSite, part: Any, fault: str
 ) -> None:
-    """The client cannot take it back. The good ones beside it are shown; the receipt tells."""
+    """A bad picture of the history becomes a line of text, and is in the receipt; others are shown."""
     messages = looked(image_url(png()), part)
     text = await site.prompt(messages=messages)
     assert "left out: it" in text
@@ -356,7 +356,7 @@ async def test_other_media_are_refused_in_one_sentence(site: PictureSite, part: 
 
 
 async def test_pictures_of_the_model_and_the_system_are_lines_of_text(site: PictureSite) -> None:
-    """Templates show none there."""
+    """Pictures of the model and the system become lines of text: templates show none there."""
     messages = [
         {"role": "system", "content": [HELLO, image_url(png())]},
         user(HELLO),
@@ -380,7 +380,7 @@ async def test_too_many_new_pictures_are_refused(folder: tuple[Path, PictureMode
 
 
 async def test_of_a_long_history_the_latest_pictures_are_shown(folder: tuple[Path, PictureModel]) -> None:
-    """The oldest go several at a time, so that most turns begin like the one before."""
+    """Only the latest pictures are shown; the oldest are dropped several at a time, to keep the prefix."""
     path, pictures = folder
     async with picture_site(path, limited(pictures, max_pictures=8)) as site:
         shown = []

@@ -1,5 +1,5 @@
-"""A server of a model with chunked local attention: a turn's pin holds the chunk that goes on, and its return
-finds all."""
+"""A model with chunked local attention: a turn's pin holds its current chunk, and the next turn finds
+everything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIELDS = {
     "no_rope_layer_interval": 2,
     "num_local_experts": 4,
 }
-"""Every other layer attends to everything."""
+"""Every other layer has full attention."""
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_pin_holds_the_chunk_that_goes_on_and_a_return_finds_all(model: Path) -> None:
-    """The receipt says how many tokens wait for the next turn, the job how many blocks of both groups hold
-    them."""
+    """The receipt reports the tokens pinned for the next turn, the job the pinned blocks of both groups."""
     with (
         running_server(model, "--num-gpu-blocks-override", "400") as server,
         httpx.Client(base_url=server.url, timeout=60) as http,

@@ -1,4 +1,4 @@
-"""Pins of turns whose drafts were partly rejected: a return finds the verified tokens, and no other."""
+"""Pins of turns with partly rejected drafts: the next turn finds exactly the verified tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SUFFIX = (
 HOST = ("--kv-offloading-size", "0.01")
 TOLD = [CALL_TEXT.replace("ls -l", command) for command in ("ls -l src", "cat a.txt")]
 SAID = [CALL_TEXT.replace("ls -l", command) for command in ("ls -l lib", "cat b.txt")]
-"""A job is told of calls, and makes others: drafts are right up to where they differ."""
+"""The prompt has some calls and the replies make others, so drafts are right up to where they differ."""
 ENDED = "<|im_end|>"
 BLOCK = 16
 
@@ -35,14 +35,14 @@ def call_turn(http: httpx.Client, messages: list[Body], text: str, job_id: str) 
 
 
 def crowd(http: httpx.Client, first: int) -> None:
-    """Others use whatever of the pool is not pinned."""
+    """Sends other requests, which use the unpinned part of the pool."""
     for start in range(first, first + 4):
         prompt = [(start * 37 + i) % 400 for i in range(450)]
         http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 12}).raise_for_status()
 
 
 def turns_of(http: httpx.Client, job_id: str) -> list[Body]:
-    """Two turns that call a tool, and one that answers; others come between them."""
+    """Runs two turns that call a tool and one that answers, with other requests between them."""
     messages = [user(f"{job_id}: " + " ".join(TOLD))]
     turns = []
     for number, text in enumerate(SAID):
@@ -54,14 +54,14 @@ def turns_of(http: httpx.Client, job_id: str) -> list[Body]:
 
 
 def served(model: Path, *flags: str) -> tuple[list[Body], float]:
-    """The turns of a job, and how many tokens came back from the host tier."""
+    """Returns the turns of a job, and the number of tokens loaded from the host tier."""
     with (
         running_server(model, *FLAGS, *flags) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         turns = turns_of(http, "one")
         loaded = counter(http, "continuum:host_kv_loaded_tokens_total") if HOST[0] in flags else 0.0
-        assert server.interrupt() == 0  # the trace is whole
+        assert server.interrupt() == 0  # Completes the trace.
     return turns, loaded
 
 
@@ -74,8 +74,8 @@ def said(turn: Body) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), HOST, ("--async-scheduling",)], ids=["pinned", "host", "async"])
 def test_a_return_finds_what_was_verified(more: tuple[str, ...], model_folder: Path, tmp_path: Path) -> None:
-    """All full blocks of the turn before, from its pin or from the host tier; the answers are those of a
-    server without drafts."""
+    """The next turn finds all full blocks of the one before, from its pin or from the host tier; answers
+    equal those of a server without drafts."""
     trace = str(tmp_path / "trace.jsonl")
     drafted, loaded = served(model_folder, *SUFFIX, "--trace", trace, *more)
     plain, _ = served(model_folder, *more)

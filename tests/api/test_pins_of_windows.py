@@ -1,4 +1,4 @@
-"""A server of a model with sliding windows: a turn's pin holds one window, and its return finds all."""
+"""A model with sliding windows: a turn's pin holds one window, and the next turn finds everything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.api.test_jobs_endpoints import Body, call, job, receipt
 
 BLOCK = 16
 WINDOW = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2}
-"""Two layers of full attention, two that see 32 tokens: two blocks before a block's first token."""
+"""Two layers of full attention and two that see 32 tokens: two blocks before a block's first token."""
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_pin_holds_one_window_and_a_return_finds_all(model: Path) -> None:
-    """The receipt says how many tokens wait for the next turn, the job how many blocks of both groups hold
-    them."""
+    """The receipt reports the tokens pinned for the next turn, the job the pinned blocks of both groups."""
     with (
         running_server(model, "--num-gpu-blocks-override", "400") as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
@@ -51,7 +50,8 @@ def test_a_pin_holds_one_window_and_a_return_finds_all(model: Path) -> None:
 
 @pytest.mark.slow
 def test_a_user_may_keep_all_layers_in_one_table(model: Path) -> None:
-    """A pin then holds as many blocks as it has tokens for, and the answer is the same."""
+    """With one block table for all layers a pin holds one block per block of tokens; the answer is the
+    same."""
     answers = []
     for flags in ([], ["--disable-hybrid-kv-cache-manager"]):
         with (

@@ -1,4 +1,4 @@
-"""Promises about the server as a process: what happens when it, its core or its start goes wrong."""
+"""Promises about the server as a process: when it, its core or its start fails."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ FLAGS = ("--num-gpu-blocks-override", "2100", "--max-model-len", "32768", "--sch
 
 @pytest.fixture(scope="module")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A context long enough that a request outlives what is done to it."""
+    """A model whose context is so long that a request outlives the test's actions."""
     from engine.worker.loading.tiny_models import make_model_folder
 
     return make_model_folder(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=32768)
 
 
 def last_events(server: Server, number: signal.Signals, target: int) -> tuple[list[str], float]:
-    """Open a stream, send a signal once it flows; the stream's events from then on, and how long it took."""
+    """Opens a stream and sends a signal once it flows; returns its later events and how long they took."""
     rest: list[str] = []
     signalled_at = 0.0
     with (
@@ -54,7 +54,7 @@ def last_events(server: Server, number: signal.Signals, target: int) -> tuple[li
 
 @pytest.mark.slow
 def test_only_the_core_holds_torch(model: Path) -> None:
-    """An API server process tokenizes, renders and streams without that library in its memory."""
+    """An API server process tokenizes, renders and streams without loading torch."""
     with running_server(model, "--num-gpu-blocks-override", "100", "--quantization", "int8") as server:
         body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
         assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
@@ -64,7 +64,7 @@ def test_only_the_core_holds_torch(model: Path) -> None:
 
 @pytest.mark.slow
 def test_when_the_core_is_killed_streams_end_and_the_server_leaves(long_model: Path) -> None:
-    """kill -9 of the core: an error in every stream within 2 s, 503 from then on, and exit code 1."""
+    """After kill -9 of the core every stream gets an error within 2 s, then 503, and exit code 1."""
     with running_server(long_model, *FLAGS) as server:
         events, seconds = last_events(server, signal.SIGKILL, server.core_pid())
         assert seconds < 2
@@ -80,11 +80,12 @@ def test_when_the_core_is_killed_streams_end_and_the_server_leaves(long_model: P
 
 @pytest.mark.slow
 def test_a_polite_end(long_model: Path) -> None:
-    """SIGTERM: running requests get the grace period, then an error; exit code 0, and no core left behind."""
+    """After SIGTERM running requests get the grace period, then an error; exit code 0, and no core is
+    left."""
     with running_server(long_model, *FLAGS, "--shutdown-grace-s", "0.5") as server:
         core = server.core_pid()
         events, seconds = last_events(server, signal.SIGTERM, server.process.pid)
-        assert len(events) > 3  # it went on for a while
+        assert len(events) > 3  # It ran on for a while.
         assert 0.4 < seconds < 4
         assert events[-1] == "[DONE]"
         assert "shutting down" in json.loads(events[-2])["error"]["message"]
@@ -94,7 +95,7 @@ def test_a_polite_end(long_model: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_server_takes_its_core_along(long_model: Path, tmp_path: Path) -> None:
-    """kill -9 of the server: the core is gone within 2 s. (This one listened on a Unix socket.)"""
+    """After kill -9 of a server (on a Unix socket) its core is gone within 2 s."""
     path = tmp_path / "s"
     with running_server(long_model, *FLAGS, "--uds", str(path)) as server:
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://server") as client:
@@ -107,19 +108,19 @@ def test_a_killed_server_takes_its_core_along(long_model: Path, tmp_path: Path) 
 
 
 def start_up_error(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 1) -> str:
-    """The one line that a failed start leaves on stderr."""
+    """Returns the one line that a failed start leaves on stderr."""
     assert main(["serve", *arguments]) == code
     [line] = capsys.readouterr().err.splitlines()
     return line
 
 
 def test_a_missing_model_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """No traceback for a folder that is not there."""
+    """A missing folder is reported without a traceback."""
     assert "nowhere" in start_up_error(capsys, str(tmp_path / "nowhere"), "--port", "0")
 
 
 def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Told before the model is loaded."""
+    """A port in use is reported before the model is loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = start_up_error(capsys, str(tmp_path), "--host", "127.0.0.1", "--port", str(port))
@@ -134,7 +135,7 @@ def bound(port: int) -> socket.socket:
 
 @pytest.mark.parametrize("chosen", [False, True], ids=["by the system", "by the user"])
 def test_a_port_is_kept_while_the_model_loads(chosen: bool) -> None:
-    """Neither a second server nor any other listener can take it, whoever chose it."""
+    """Neither another server nor any other listener can take the port, given or chosen by the system."""
     port = free_ports(1)[0] if chosen else 0
     with bound(port) as sock:
         port = sock.getsockname()[1]
@@ -145,14 +146,14 @@ def test_a_port_is_kept_while_the_model_loads(chosen: bool) -> None:
 
 
 def test_a_port_can_be_had_again_while_its_connections_end() -> None:
-    """A server that is started again need not wait for the system to forget the last one."""
+    """A restarted server can use the port at once, while old connections are still closing."""
     with bound(0) as sock:
         begin_listening(ServerConfig(served_model_names=("tiny",)), sock, 1)
         port = sock.getsockname()[1]
         asking = socket.create_connection(("127.0.0.1", port))
         answering, _ = sock.accept()
     with asking, answering:
-        answering.close()  # this side first: it is the one that waits
+        answering.close()  # This side closes first, so it is the one in TIME_WAIT.
         assert asking.recv(1) == b""
     with bound(port) as again:
         begin_listening(ServerConfig(served_model_names=("tiny",)), again, 1)
@@ -175,7 +176,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.slow
 @pytest.mark.parametrize("count", ["1", "2"])
 def test_why_a_server_cannot_listen(long_model: Path, count: str) -> None:
-    """It says what the system says, whatever the event loop makes of it."""
+    """The error gives the system's reason, whatever the event loop makes of it."""
     flags = ("--host", "127.0.0.1", "--port", "0", "--api-server-count", count)
     done = subprocess.run(
         [sys.executable, "-c", STOLEN, "serve", str(long_model), *FLAGS, *flags],
@@ -192,7 +193,7 @@ def test_why_a_server_cannot_listen(long_model: Path, count: str) -> None:
 def test_an_unknown_architecture_is_one_sentence(
     capsys: pytest.CaptureFixture[str], long_model: Path, tmp_path: Path
 ) -> None:
-    """What no code here can run is refused by its name, without a warning around it."""
+    """An unsupported architecture is refused by name, without further warnings."""
     folder = tmp_path / "model"
     shutil.copytree(long_model, folder)
     config = {"model_type": "foo", "architectures": ["FooForCausalLM"]}
@@ -202,7 +203,7 @@ def test_an_unknown_architecture_is_one_sentence(
 
 @pytest.mark.slow
 def test_too_little_memory_is_one_sentence(capsys: pytest.CaptureFixture[str], long_model: Path) -> None:
-    """What the core finds wrong at its start reaches the user as it is."""
+    """An error that the core finds at its start reaches the user unchanged."""
     line = start_up_error(
         capsys,
         str(long_model),

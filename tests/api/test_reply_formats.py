@@ -1,4 +1,4 @@
-"""Promises of reply parsers, kept by a real server: reasoning and calls arrive apart, streamed or not."""
+"""Promises of reply parsers, checked on a real server: reasoning and calls are separate, streamed or not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HERMES_CALL = '<tool_call>\n{"name": "edit", "arguments": {"path": "/tmp/é.py",
 
 @pytest.fixture(scope="module")
 def coder(model: Path) -> Iterator[Server]:
-    """A server whose model thinks, and calls as Qwen3-Coder does."""
+    """A server whose model reasons, and calls tools in Qwen3-Coder's format."""
     flags = ("--tool-call-parser", "qwen3_coder", "--reasoning-parser", "qwen3")
     with running_server(model, "--num-gpu-blocks-override", "400", *flags) as running:
         yield running
@@ -43,7 +43,7 @@ def coder(model: Path) -> Iterator[Server]:
 
 
 def whole(server: Server, reply: str, **fields: Any) -> dict[str, Any]:
-    """What the server makes of this reply."""
+    """The parsed answer for this reply."""
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=body(server, reply, **fields), timeout=60)
     assert answer.status_code == 200, answer.text
     choice = answer.json()["choices"][0]
@@ -51,7 +51,7 @@ def whole(server: Server, reply: str, **fields: Any) -> dict[str, Any]:
 
 
 def streamed(server: Server, reply: str, **fields: Any) -> dict[str, Any]:
-    """The same, summed up from a stream."""
+    """The same, assembled from a stream."""
     message: dict[str, Any] = {"content": "", "reasoning": "", "reasoning_content": "", "tool_calls": []}
     finish_reason = None
     asked = {**body(server, reply, **fields), "stream": True}
@@ -72,14 +72,14 @@ def streamed(server: Server, reply: str, **fields: Any) -> dict[str, Any]:
 
 
 def body(server: Server, reply: str, **fields: Any) -> dict[str, Any]:
-    """A request whose reply is forced to be this text, token by token."""
+    """A request whose reply is forced to this text, token by token."""
     asked = {"prompt": reply + "<|im_end|>", "add_special_tokens": False}
     tokens = httpx.post(f"{server.url}/tokenize", json=asked, timeout=60).json()["tokens"]
     return {"messages": HELLO, "tools": TOOLS, "replay_token_ids": tokens, **fields}
 
 
 def summary(message: dict[str, Any]) -> dict[str, Any]:
-    """Reasoning has two names: clients know one or the other."""
+    """Checks that both names of reasoning agree: clients know one or the other."""
     assert message.get("reasoning") == message.get("reasoning_content")
     return {
         "content": message.get("content") or "",
@@ -121,7 +121,7 @@ def test_thoughts_and_calls_arrive_apart(
 
 
 def test_strict_that_cannot_be_enforced_is_told(coder: Server) -> None:
-    """Calls that are no JSON follow no schema: the answer comes, and its receipt says so."""
+    """A call format that is not JSON cannot enforce a schema; the receipt says so."""
     strict = {**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}  # type: ignore[dict-item]
     asked = {"messages": HELLO, "tools": [strict], "max_tokens": 2}
     answer = httpx.post(f"{coder.url}/v1/chat/completions", json=asked, timeout=60).json()
@@ -130,7 +130,8 @@ def test_strict_that_cannot_be_enforced_is_told(coder: Server) -> None:
 
 
 def test_a_stop_string_in_the_thoughts_ends_no_answer(coder: Server) -> None:
-    """It ends what is said to the reader, whole and streamed, in every API."""
+    """A stop string in the reasoning is ignored; in the content it ends the answer, streamed or not, in every
+    API."""
     reply = "<think>\nI end with STOP.\n</think>\n\nthe answer STOP more"
     for read in (whole, streamed):
         said = read(coder, reply, stop=["STOP"])
@@ -148,7 +149,8 @@ def test_a_stop_string_in_the_thoughts_ends_no_answer(coder: Server) -> None:
 
 
 def test_a_prompt_that_has_begun_the_thoughts(coder: Server) -> None:
-    """Where the prompt ends inside the section, the reply begins there; where it has closed it, outside."""
+    """A reply begins inside the reasoning if the prompt ends there, and outside if the prompt has closed
+    it."""
     reply = "Let me see.\n</think>\n\nYes."
     inside = {"content": "Yes.", "reasoning": "Let me see.", "calls": [], "finish_reason": "stop"}
     going_on = {"continue_final_message": True, "add_generation_prompt": False}
@@ -161,7 +163,7 @@ def test_a_prompt_that_has_begun_the_thoughts(coder: Server) -> None:
 
 
 def test_the_template_shows_how_calls_are_written(server: Server) -> None:
-    """A server that was told nothing reads Hermes calls, as its model's template writes them; no others."""
+    """Without flags, a server reads only Hermes calls, as its model's template writes them."""
     expected = {"content": "Sure.", "reasoning": "", "calls": [EDIT], "finish_reason": "tool_calls"}
     assert whole(server, f"Sure.\n{HERMES_CALL}") == expected
     assert streamed(server, f"Sure.\n{HERMES_CALL}") == expected
@@ -169,7 +171,7 @@ def test_the_template_shows_how_calls_are_written(server: Server) -> None:
 
 
 def test_an_answer_between_tags_and_calls_by_other_keys(model: Path) -> None:
-    """Cohere's format: read, streamed and forced."""
+    """Cohere's format is read, streamed and forced."""
     flags = ("--tool-call-parser", "cohere_command4", "--reasoning-parser", "cohere_command4")
     call = (
         '[\n    {"tool_call_id": "0", "tool_name": "edit", "parameters": {"path": "/tmp/é.py", "line": 7}}\n]'
@@ -204,7 +206,7 @@ MESSAGES = {
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_messages_arrive_as_what_their_heads_say(model: Path, name: str) -> None:
-    """Thoughts, text and calls of formats of messages: read, streamed, and a call forced."""
+    """Formats with message headers: reasoning, text and calls are read and streamed, and a call is forced."""
     flags = ("--tool-call-parser", name, "--reasoning-parser", name)
     with running_server(model, "--num-gpu-blocks-override", "400", *flags) as server:
         for read in (whole, streamed):
@@ -217,7 +219,7 @@ def test_messages_arrive_as_what_their_heads_say(model: Path, name: str) -> None
 
 
 def test_structural_tags_come_behind_the_thoughts(coder: Server) -> None:
-    """The prompt has closed them here; what is said to the reader follows the tags alone."""
+    """After reasoning that the prompt has closed, the content follows the structural tags alone."""
     closed = [*HELLO, {"role": "assistant", "content": "<think>\n\n</think>\n\n"}]
     content = {"type": "regex", "pattern": "[0-9]{2}"}
     form = {"type": "tag", "begin": "<n>", "content": content, "end": "</n>"}

@@ -1,4 +1,4 @@
-"""Promises of /v1/responses, kept by a real server with a real model towards the openai client."""
+"""Promises of /v1/responses, checked on a real server and model with the openai client."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LOOK = "Let me look.\n" + call_text("bash", command="ls -l") + "\n" + call_text(
 
 
 class Replies:
-    """Makes the model say a text: its tokens, forced."""
+    """Forces the model to say a text, by its tokens."""
 
     def __init__(self, http: httpx.Client) -> None:
         self._http = http
@@ -66,7 +66,7 @@ def saying(http: httpx.Client) -> Replies:
 
 
 def test_a_text_is_answered(client: openai.OpenAI, saying: Replies) -> None:
-    """A string in, a message out, with honest counts and what was asked for."""
+    """A string as input gets a message, correct counts and the request's fields."""
     answer = client.responses.create(
         model="tiny",
         input="hello",
@@ -93,7 +93,7 @@ def test_a_text_is_answered(client: openai.OpenAI, saying: Replies) -> None:
 
 
 def test_the_length_cuts_a_response_off(client: openai.OpenAI) -> None:
-    """max_output_tokens makes the response, and the item it cut, incomplete."""
+    """max_output_tokens makes the response, and the item that it cuts, incomplete."""
     answer = client.responses.create(
         model="tiny", input="hello", max_output_tokens=5, extra_body={"ignore_eos": True}
     )
@@ -111,7 +111,7 @@ def test_the_length_cuts_a_response_off(client: openai.OpenAI) -> None:
 
 
 def test_a_stream_in_openais_order(client: openai.OpenAI, saying: Replies) -> None:
-    """Events come in the order that OpenAI gives them, numbered without a gap."""
+    """Events come in OpenAI's order, numbered without a gap."""
     stream = client.responses.create(
         model="tiny", input="hello", tools=[BASH], stream=True, extra_body=saying("Go. " + call_text("bash"))
     )
@@ -154,8 +154,8 @@ def without_repeats(names: Iterator[str]) -> list[str]:
     ],
 )
 def test_streamed_items_are_those_of_the_response(client: openai.OpenAI, saying: Replies, reply: str) -> None:
-    """Each item of a stream is, id and all, the item of the completed response and of the stored one; and
-    the deltas add up to it."""
+    """Each streamed item equals, including its id, the item of the completed and of the stored response; the
+    deltas add up to it."""
     with client.responses.stream(
         model="tiny", input="hello", tools=TOOLS, extra_body=saying(reply)
     ) as stream:
@@ -173,7 +173,7 @@ def test_streamed_items_are_those_of_the_response(client: openai.OpenAI, saying:
 
 
 def text_of(item: dict[str, Any]) -> str:
-    """What of an item comes in deltas."""
+    """The part of an item that is sent in deltas."""
     match item["type"]:
         case "message":
             return "".join(part["text"] for part in item["content"])
@@ -191,7 +191,7 @@ def summed_deltas(events: list[Any], num_items: int) -> list[str]:
 
 
 async def test_the_async_stream_helper_accumulates(server: Server, saying: Replies) -> None:
-    """The client's own check of the events' order and identities finds nothing."""
+    """The client's own check of the events' order and identities finds no fault."""
     async with (
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=30) as client,
         client.responses.stream(model="tiny", input="hello", tools=TOOLS, extra_body=saying(LOOK)) as stream,
@@ -202,7 +202,7 @@ async def test_the_async_stream_helper_accumulates(server: Server, saying: Repli
 
 
 def test_a_stream_on_the_wire(http: httpx.Client, saying: Replies) -> None:
-    """Every event is named by its type, and no [DONE] follows the last one, as with OpenAI."""
+    """Every event is named by its type, and no [DONE] follows the last one, as in OpenAI's API."""
     calls = LOOK + call_text("apply_patch", input="x")
     body = {"input": "hello", "tools": TOOLS, "stream": True, "store": False, **saying(calls)}
     with http.stream("POST", "/v1/responses", json=body) as response:
@@ -215,7 +215,7 @@ def test_a_stream_on_the_wire(http: httpx.Client, saying: Replies) -> None:
 
 
 def test_log_probabilities(client: openai.OpenAI) -> None:
-    """Asked for, they come with each delta, and all of them with the whole text."""
+    """Log probabilities, if requested, come with each delta, and all of them with the whole text."""
     stream = client.responses.create(
         model="tiny",
         input="hello",
@@ -243,7 +243,7 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
 
 
 def test_parallel_calls(client: openai.OpenAI, saying: Replies) -> None:
-    """Text and two calls of one reply are three items; with ``parallel_tool_calls`` off the second goes."""
+    """Text and two calls of one reply are three items; ``parallel_tool_calls`` off drops the second."""
 
     def kinds(parallel: bool) -> list[str]:
         answer = client.responses.create(
@@ -260,7 +260,7 @@ def test_parallel_calls(client: openai.OpenAI, saying: Replies) -> None:
 
 
 def test_a_custom_tool_gets_its_text(client: openai.OpenAI, saying: Replies) -> None:
-    """The model writes a function call; the client gets the input as the text that it is."""
+    """The model writes a function call; the client gets the input as plain text."""
     patch = '*** Begin Patch\n*** Update File: a.py\n-"old"\n+"new\\n"\n*** End Patch\n'
     answer = client.responses.create(
         model="tiny",
@@ -276,7 +276,7 @@ def test_a_custom_tool_gets_its_text(client: openai.OpenAI, saying: Replies) -> 
 
 
 def test_a_tool_in_a_namespace(client: openai.OpenAI, saying: Replies) -> None:
-    """The model calls it by a joint name; the client gets name and namespace apart."""
+    """The model calls the tool by a joint name; the client gets name and namespace separately."""
     answer = client.responses.create(
         model="tiny", input="hello", tools=[CRM], extra_body=saying(call_text("crm__find", name="Ada"))
     )
@@ -287,7 +287,7 @@ def test_a_tool_in_a_namespace(client: openai.OpenAI, saying: Replies) -> None:
 
 
 def test_tools_that_are_not_run_here_are_left_out(client: openai.OpenAI, saying: Replies) -> None:
-    """Clients send web_search by default: it is echoed, not shown to the model, and the response says so."""
+    """Server-run tools such as web_search are echoed, hidden from the model, and reported in the response."""
     search: ToolParam = {"type": "web_search"}
     with_search = client.responses.create(
         model="tiny", input="hello", tools=[BASH, search], extra_body=saying("no")
@@ -302,7 +302,7 @@ def test_tools_that_are_not_run_here_are_left_out(client: openai.OpenAI, saying:
 
 
 def test_allowed_tools(client: openai.OpenAI, saying: Replies) -> None:
-    """The model is shown the allowed ones only."""
+    """The model sees only the allowed tools."""
 
     def num_input_tokens(**choice: Any) -> int:
         answer: Response = client.responses.create(
@@ -316,7 +316,7 @@ def test_allowed_tools(client: openai.OpenAI, saying: Replies) -> None:
 
 
 def test_without_tool_choice_nothing_is_called(client: openai.OpenAI, saying: Replies) -> None:
-    """tool_choice none: what looks like a call is text."""
+    """With tool_choice none, text that looks like a call stays text."""
     answer = client.responses.create(
         model="tiny", input="hello", tools=[BASH], tool_choice="none", extra_body=saying(LOOK)
     )
@@ -362,7 +362,7 @@ HOUSE: ToolParam = {
 def test_a_call_can_be_demanded(
     client: openai.OpenAI, choice: Any, called: set[tuple[str | None, str]]
 ) -> None:
-    """A model that would write anything calls what it must, with arguments that fit the schema."""
+    """A required call is made, with arguments that fit the schema, whatever the model would write."""
     answer: Response = client.responses.create(
         model="tiny",
         input="Light, please.",
@@ -377,18 +377,18 @@ def test_a_call_can_be_demanded(
     assert answer.status == "completed"
 
 
-# ---- the form of the text ----
+# ---- structured output ----
 
 
 class Weather(BaseModel):
-    """What a client wants to know."""
+    """The schema of the client's answer."""
 
     city: Literal["Oslo", "Rome"]
     degrees: Annotated[int, Field(ge=0, le=9)]
 
 
 def test_a_reply_is_parsed(client: openai.OpenAI) -> None:
-    """With a schema the model, which would write anything, writes what the client can read."""
+    """With a schema the client can parse the reply, whatever the model would write."""
     answer = client.responses.parse(model="tiny", input="How is the weather?", text_format=Weather)
     assert isinstance(answer.output_parsed, Weather)
     assert answer.text is not None
@@ -405,7 +405,7 @@ def cached_tokens(answer: Response) -> int:
 
 
 def covers(second: Response, first: Response) -> bool:
-    """Whether all of the first prompt and reply was found in the cache, but for a last block cut short."""
+    """Whether the first prompt and reply were cached, except for a last partial block."""
     assert first.usage is not None
     return cached_tokens(second) > first.usage.total_tokens - 2 * 16
 
@@ -414,8 +414,8 @@ def covers(second: Response, first: Response) -> bool:
 def test_the_next_turn_finds_its_prompt_in_the_cache(
     client: openai.OpenAI, saying: Replies, kept_by: str
 ) -> None:
-    """Whether the server remembers the turns or the client sends all items back: text, parallel calls and a
-    custom call of one reply are rendered as the model wrote them, so the next prompt begins with this one."""
+    """Whether the server stores the turns or the client sends all items: text, parallel calls and a custom
+    call are rendered as the model wrote them, so the next prompt begins with this one."""
     reply = LOOK + "\n" + call_text("apply_patch", input='say "hi"\n')
     system = f"{kept_by} {LONG}"
     items: list[ResponseInputItemParam] = [
@@ -459,7 +459,7 @@ def test_the_next_turn_finds_its_prompt_in_the_cache(
 
 
 def test_the_next_turn_belongs_to_the_job(client: openai.OpenAI, saying: Replies) -> None:
-    """previous_response_id continues the job that the first turn named, and usage carries the receipts."""
+    """previous_response_id continues the job that the first turn named, and usage has the receipts."""
     first = client.responses.create(
         model="tiny",
         input=LONG,
@@ -489,7 +489,7 @@ def receipt_of(answer: Response) -> dict[str, Any]:
 
 
 def test_instructions_are_not_carried_over(client: openai.OpenAI, saying: Replies) -> None:
-    """As OpenAI has it: the next turn has the system message that it gives itself, or none."""
+    """As in OpenAI's API, the next turn has only its own instructions, or none."""
     first = client.responses.create(model="tiny", input="hello", instructions=LONG, extra_body=saying("Yes."))
     second = client.responses.create(
         model="tiny", input="again", previous_response_id=first.id, extra_body=saying("Yes.")
@@ -500,7 +500,7 @@ def test_instructions_are_not_carried_over(client: openai.OpenAI, saying: Replie
 
 
 def test_a_conversation(client: openai.OpenAI, saying: Replies) -> None:
-    """A conversation goes on from its newest response without anybody naming that one."""
+    """A conversation continues from its newest response, which the client need not name."""
     conversation = client.conversations.create(
         items=[{"role": "system", "content": LONG}], metadata={"task": "talk"}
     )
@@ -521,11 +521,11 @@ def test_a_conversation(client: openai.OpenAI, saying: Replies) -> None:
         client.responses.retrieve(first.id)
 
 
-# ---- what is kept ----
+# ---- stored responses ----
 
 
 def test_a_response_is_kept(client: openai.OpenAI, saying: Replies) -> None:
-    """It can be retrieved as it was given, its items listed in pages, and forgotten."""
+    """A response can be retrieved unchanged, its items listed in pages, and deleted."""
     first = client.responses.create(model="tiny", input="hello", extra_body=saying("One."))
     second = client.responses.create(
         model="tiny", input="again", previous_response_id=first.id, extra_body=saying("Two.")
@@ -540,19 +540,19 @@ def test_a_response_is_kept(client: openai.OpenAI, saying: Replies) -> None:
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError, match="is not stored"):
         client.responses.retrieve(first.id)
-    with pytest.raises(openai.NotFoundError, match="goes back to"):
+    with pytest.raises(openai.NotFoundError, match="continues, is not stored"):
         client.responses.create(model="tiny", input="more", previous_response_id=second.id)
 
 
 def test_a_response_that_is_not_to_be_stored_is_not(client: openai.OpenAI, saying: Replies) -> None:
-    """store: false leaves nothing behind."""
+    """With ``store: false`` nothing is stored."""
     answer = client.responses.create(model="tiny", input="hello", store=False, extra_body=saying("One."))
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(answer.id)
 
 
 def test_items_can_be_referred_to(client: openai.OpenAI, saying: Replies) -> None:
-    """An item_reference stands for the item of a stored response, whoever made it."""
+    """An item_reference is replaced by a stored item, of the client or of the model."""
     first = client.responses.create(
         model="tiny", input=LONG, tools=[BASH], extra_body=saying(call_text("bash", command="ls"))
     )
@@ -574,7 +574,7 @@ def test_items_can_be_referred_to(client: openai.OpenAI, saying: Replies) -> Non
 
 
 def test_input_tokens_are_counted(client: openai.OpenAI, saying: Replies) -> None:
-    """The count is that of the response which is then made."""
+    """The count equals the input tokens of the response that follows."""
     count = client.responses.input_tokens.count(model="tiny", input=LONG, tools=[BASH])
     answer = client.responses.create(model="tiny", input=LONG, tools=[BASH], extra_body=saying("One."))
     assert answer.usage is not None
@@ -582,7 +582,7 @@ def test_input_tokens_are_counted(client: openai.OpenAI, saying: Replies) -> Non
 
 
 def test_truncation_leaves_out_the_oldest(client: openai.OpenAI, saying: Replies) -> None:
-    """What is too long is an error that says so, unless the client lets the oldest messages go."""
+    """Too long an input is an error, unless the client allows truncation of the oldest messages."""
     turns: list[ResponseInputItemParam] = [{"role": "system", "content": "Be brief."}]
     for _ in range(20):
         turns += [{"role": "user", "content": LONG}, {"role": "assistant", "content": "Yes."}]
@@ -599,7 +599,7 @@ def test_truncation_leaves_out_the_oldest(client: openai.OpenAI, saying: Replies
 
 
 def test_a_background_response_ends_by_itself(client: openai.OpenAI, saying: Replies) -> None:
-    """It is there at once, and complete when it is complete."""
+    """A background response exists at once, and completes without its client."""
     begun = client.responses.create(
         model="tiny", input="hello", background=True, extra_body=saying("All by myself.")
     )
@@ -623,7 +623,7 @@ ENDLESS = {"ignore_eos": True, "min_tokens": 900}
 
 
 def test_a_background_response_can_be_cancelled(client: openai.OpenAI, http: httpx.Client) -> None:
-    """It stops using the engine and says that it was cancelled."""
+    """A cancelled response stops using the engine and has the status cancelled."""
     begun = client.responses.create(model="tiny", input="hello", background=True, extra_body=ENDLESS)
     assert client.responses.cancel(begun.id).status == "cancelled"
     assert client.responses.retrieve(begun.id).status == "cancelled"
@@ -631,7 +631,7 @@ def test_a_background_response_can_be_cancelled(client: openai.OpenAI, http: htt
 
 
 def test_a_background_response_says_that_it_runs(client: openai.OpenAI) -> None:
-    """Also where nobody reads its events: it is queued, then in progress, and ends."""
+    """A background response is queued, then in progress, and ends, also if no one reads its events."""
     begun = client.responses.create(model="tiny", input="hello", background=True, extra_body=ENDLESS)
     deadline = time.monotonic() + 60
     while (status := client.responses.retrieve(begun.id).status) == "queued":
@@ -641,7 +641,7 @@ def test_a_background_response_says_that_it_runs(client: openai.OpenAI) -> None:
 
 
 def test_a_cancelled_stream_ends_with_an_event(client: openai.OpenAI) -> None:
-    """Its reader need not guess why nothing more comes: the last event has the response, which says so."""
+    """The last event of a cancelled stream has the response with the status cancelled."""
     with client.responses.create(
         model="tiny", input="hello", background=True, stream=True, extra_body=ENDLESS
     ) as stream:
@@ -656,14 +656,14 @@ def test_a_cancelled_stream_ends_with_an_event(client: openai.OpenAI) -> None:
 
 
 def test_only_background_responses_can_be_cancelled(client: openai.OpenAI, saying: Replies) -> None:
-    """Others end with their connection."""
+    """Other responses end with their connection."""
     answer = client.responses.create(model="tiny", input="hello", extra_body=saying("One."))
     with pytest.raises(openai.BadRequestError, match="background"):
         client.responses.cancel(answer.id)
 
 
 def test_a_background_stream_can_be_taken_up_again(client: openai.OpenAI, saying: Replies) -> None:
-    """A client that lost its stream goes on behind the last event it had; nothing is lost or told twice."""
+    """A client that lost its stream resumes after its last event; no event is lost or repeated."""
     text = "A long answer, which is given in many pieces."
     lost: list[ResponseStreamEvent] = []
     with client.responses.create(
@@ -690,13 +690,13 @@ def test_a_background_stream_can_be_taken_up_again(client: openai.OpenAI, saying
 
 
 def test_events_that_nobody_asked_for_are_not_kept(client: openai.OpenAI, saying: Replies) -> None:
-    """Only a background response that was streamed can be streamed again."""
+    """Only a streamed background response can be streamed again."""
     answer = client.responses.create(model="tiny", input="hello", extra_body=saying("One."))
     with pytest.raises(openai.BadRequestError, match="not kept"):
         client.responses.retrieve(answer.id, stream=True)
 
 
-# ---- what is wrong ----
+# ---- errors ----
 
 BAD_BODIES: list[tuple[dict[str, Any], str]] = [
     ({}, "input"),
@@ -784,7 +784,7 @@ BAD_BODIES: list[tuple[dict[str, Any], str]] = [
     ("body", "field"), BAD_BODIES, ids=[f"{n}-{field}" for n, (_, field) in enumerate(BAD_BODIES)]
 )
 def test_a_bad_body_is_told_which_field(http: httpx.Client, body: dict[str, Any], field: str) -> None:
-    """One sentence, status 400, and the field to mend; streamed or not."""
+    """The error is one sentence with status 400 and the field, streamed or not."""
     for stream in (False, True):
         answer = http.post("/v1/responses", json={**body, "stream": stream})
         assert answer.status_code == 400, answer.text
@@ -798,18 +798,18 @@ def test_a_bad_body_is_told_which_field(http: httpx.Client, body: dict[str, Any]
         (5, "input must be a string or a list of items."),
         ([{}], "input[0].type is missing."),
         ([{"type": "function_call_output", "call_id": "c", "output": "x"}], "No tool call found"),
-        ([{"type": "reasoning", "summary": []}], "nothing that the model can be shown"),
+        ([{"type": "reasoning", "summary": []}], "nothing to show to the model"),
     ],
 )
 def test_a_bad_input_is_told_what_is_wrong(http: httpx.Client, given: object, says: str) -> None:
-    """In words of the request, not of how it was read."""
+    """The error uses the words of the request, not of the code that reads it."""
     answer = http.post("/v1/responses", json={"input": given})
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
 
 
 def test_an_output_may_be_of_a_call_of_an_earlier_turn(http: httpx.Client) -> None:
-    """Of a stored response, or of the items with which a conversation began; not of another job's call."""
+    """The call may be in a stored response or in a conversation's first items, not in another job."""
     call = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "call_1", "output": "x"}
     conversation = http.post("/v1/conversations", json={"items": [call]}).json()["id"]
@@ -832,7 +832,7 @@ def test_an_output_may_be_of_a_call_of_an_earlier_turn(http: httpx.Client) -> No
     ],
 )
 def test_what_is_not_there_is_not_found(http: httpx.Client, body: dict[str, Any], field: str) -> None:
-    """Status 404 and the field."""
+    """A missing object gives status 404 and the field."""
     answer = http.post("/v1/responses", json=body)
     assert answer.status_code == 404, answer.text
     assert answer.json()["error"]["param"] == field
@@ -840,7 +840,7 @@ def test_what_is_not_there_is_not_found(http: httpx.Client, body: dict[str, Any]
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=x", "order=up", "after=nobody"])
 def test_a_bad_page(http: httpx.Client, query: str) -> None:
-    """The query's fault is named."""
+    """The error names the wrong query parameter."""
     response_id = http.post("/v1/responses", json={"input": "x", "max_output_tokens": 1}).json()["id"]
     answer = http.get(f"/v1/responses/{response_id}/input_items?{query}")
     assert answer.status_code == 400

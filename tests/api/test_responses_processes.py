@@ -1,4 +1,4 @@
-"""Promises of /v1/responses where several processes answer, and at the limit of what is stored."""
+"""Promises of /v1/responses with several API server processes, and at the limit of stored responses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def post(client: httpx.Client, **body: Any) -> dict[str, Any]:
 
 
 def post_when_free(client: httpx.Client, **body: Any) -> dict[str, Any]:
-    """As a client does that is told to come again: the one before may be just about to leave its place."""
+    """Retries while the server answers 503, as the previous request may just be ending."""
     deadline = time.monotonic() + 60
     while (answer := client.post("/v1/responses", json=body)).status_code == 503:
         assert time.monotonic() < deadline
@@ -70,7 +70,7 @@ def until_ended(client: httpx.Client, response_id: str) -> str:
 
 
 def test_a_job_may_change_the_process(processes: tuple[httpx.Client, httpx.Client]) -> None:
-    """A turn continues a response that another process has made, in its job and with its cache."""
+    """A turn continues a response that another process made, in its job and with its cache."""
     one, other = processes
     first = post(one, input="Once upon a time there was a machine. " * 4, ignore_eos=True)
     second = post(other, input="And then?", previous_response_id=first["id"])
@@ -81,7 +81,7 @@ def test_a_job_may_change_the_process(processes: tuple[httpx.Client, httpx.Clien
 
 
 def test_the_bound_holds_for_all_processes(processes: tuple[httpx.Client, httpx.Client]) -> None:
-    """The least recently used responses make room, whichever process has made them."""
+    """At the limit the least recently used responses are deleted, whichever process made them."""
     one, other = processes
     made = [post(client, input="hello")["id"] for client in (one, other) for _ in range(MAX_STORED)]
     kept = [one.get(f"/v1/responses/{response_id}").status_code for response_id in made]
@@ -90,7 +90,7 @@ def test_the_bound_holds_for_all_processes(processes: tuple[httpx.Client, httpx.
 
 @pytest.mark.slow
 def test_a_run_does_not_make_room(processes: tuple[httpx.Client, httpx.Client]) -> None:
-    """However many responses are stored meanwhile, one that was accepted is made to its end."""
+    """A running response is never deleted to free space, however many others are stored meanwhile."""
     one, other = processes
     run = post(one, **{**ENDLESS, "background": True, "max_output_tokens": None})
     made = [post(other, input="hello", max_output_tokens=1)["id"] for _ in range(MAX_STORED + 2)]
@@ -113,8 +113,8 @@ def assert_locked(answer: httpx.Response) -> None:
 
 
 def test_a_conversation_has_one_turn_at_a_time(processes: tuple[httpx.Client, httpx.Client]) -> None:
-    """While one is being made another is refused by every process, as OpenAI does it: both would go on from
-    the same turn, and one would be missing from the conversation. What ends is there in the next turn."""
+    """While a turn runs, every process refuses another one, as OpenAI does: both would continue the same
+    turn, and one would be lost. Once a turn has ended, the next turn contains it."""
     one, other = processes
     conversation = begin_conversation(one)
     half = {**ENDLESS, "min_tokens": 0, "max_output_tokens": 400}
@@ -139,7 +139,7 @@ def test_a_conversation_has_one_turn_at_a_time(processes: tuple[httpx.Client, ht
 def test_a_conversation_is_free_when_its_turn_ended(
     processes: tuple[httpx.Client, httpx.Client], ending: dict[str, Any], streams: bool
 ) -> None:
-    """At once: who has read the end of the answer may send the next turn, to whichever process."""
+    """A client that has read the end of an answer may send the next turn at once, to either process."""
     one, other = processes
     body = {"conversation": begin_conversation(one), "input": "hello", "max_output_tokens": 3}
     one.post("/v1/responses", json={**body, "stream": streams, **ending})
@@ -150,7 +150,7 @@ def test_a_conversation_is_free_when_its_turn_ended(
 def test_a_conversation_is_free_when_its_run_was_ended(
     processes: tuple[httpx.Client, httpx.Client],
 ) -> None:
-    """A background turn that was cancelled, deleted, or not begun for want of a place."""
+    """The lock ends with a background turn that was cancelled, deleted or refused."""
     one, other = processes
     cancelled, deleted, refused = (begin_conversation(one) for _ in range(3))
     run = post_when_free(one, **ENDLESS, conversation=cancelled, background=True)
@@ -165,12 +165,12 @@ def test_a_conversation_is_free_when_its_run_was_ended(
 
 
 def test_a_conversation_is_free_when_its_client_left(processes: tuple[httpx.Client, httpx.Client]) -> None:
-    """A stream that nobody reads any more ends, and the next turn begins where it began."""
+    """When a stream's client disconnects, its turn ends, and the next turn begins where that one began."""
     one, other = processes
     body = {**ENDLESS, "conversation": begin_conversation(one)}
     with one.stream("POST", "/v1/responses", json={**body, "stream": True}) as response:
         assert response.status_code == 200
-        lines = response.iter_lines()  # the connection closes with it
+        lines = response.iter_lines()  # Closing it closes the connection.
         assert "event: response.created" in lines
         assert_locked(other.post("/v1/responses", json=body))
     post_when_unlocked(other, **{**body, "input": "next", "min_tokens": 0, "max_output_tokens": 3})
@@ -185,7 +185,7 @@ def post_when_unlocked(client: httpx.Client, **body: Any) -> None:
 
 
 def test_a_run_of_another_process_can_be_cancelled(processes: tuple[httpx.Client, httpx.Client]) -> None:
-    """The answer comes when it has ended there."""
+    """The cancel request is answered once the run has ended in its process."""
     one, other = processes
     run = post(one, **{**ENDLESS, "background": True, "max_output_tokens": None})
     assert other.post(f"/v1/responses/{run['id']}/cancel").json()["status"] in ("cancelled", "incomplete")
@@ -193,7 +193,7 @@ def test_a_run_of_another_process_can_be_cancelled(processes: tuple[httpx.Client
 
 
 def test_background_responses_are_bounded(processes: tuple[httpx.Client, httpx.Client]) -> None:
-    """One too many is refused with 503 and a time to wait; there is room again when one has ended."""
+    """One response too many gets 503 with a retry time; when one has ended, another is accepted."""
     one, _ = processes
     run = post(one, **{**ENDLESS, "background": True, "max_output_tokens": None})
     refused = one.post("/v1/responses", json={"input": "hello", "background": True})
@@ -206,7 +206,7 @@ def test_background_responses_are_bounded(processes: tuple[httpx.Client, httpx.C
 
 @pytest.mark.slow
 def test_a_deleted_run_ends(processes: tuple[httpx.Client, httpx.Client]) -> None:
-    """Forgetting a background response stops it, and it does not come back, however far it has come."""
+    """Deleting a background response stops it at any stage, and it is not stored again."""
     one, other = processes
     for deleting in (one, other) * 2:
         run = post_when_free(one, **{**ENDLESS, "background": True, "max_output_tokens": None})
@@ -218,7 +218,7 @@ def test_a_deleted_run_ends(processes: tuple[httpx.Client, httpx.Client]) -> Non
 
 
 def test_items_of_a_conversation_are_everybodys(processes: tuple[httpx.Client, httpx.Client]) -> None:
-    """Added by one process, taken out by another; the conversation goes on from what is left."""
+    """One process adds items, another deletes one; the conversation continues from the rest."""
     one, other = processes
     first, second = ({"type": "message", "role": "user", "content": text} for text in ("one", "two"))
     path = f"/v1/conversations/{one.post('/v1/conversations', json={'items': [first]}).json()['id']}"
@@ -232,8 +232,8 @@ def test_items_of_a_conversation_are_everybodys(processes: tuple[httpx.Client, h
 
 
 def test_a_late_refusal_is_told_in_the_stream(processes: tuple[httpx.Client, httpx.Client]) -> None:
-    """A stream that was begun for fear of silence names its response before it says why there is none. (It is
-    not so long that it would be refused by its length, untokenized.)"""
+    """A stream that began early, to avoid silence, sends the response's id before the error. (The input is
+    short enough to be tokenized.)"""
     body = {"input": "word " * 4_000, "stream": True}
     with processes[0].stream("POST", "/v1/responses", json=body) as response:
         assert response.status_code == 200
@@ -251,7 +251,8 @@ def test_a_late_refusal_is_told_in_the_stream(processes: tuple[httpx.Client, htt
 
 
 def test_a_stream_that_breaks_says_so(server: Server, processes: tuple[httpx.Client, httpx.Client]) -> None:
-    """A server that stops ends its streams with an error event and response.failed. (The last test here.)"""
+    """A stopping server ends its streams with an error event and response.failed. (Must be the last test
+    here.)"""
     body = {**ENDLESS, "stream": True}
     events: list[dict[str, Any]] = []
     with processes[0].stream("POST", "/v1/responses", json=body) as response:

@@ -31,7 +31,7 @@ names = st.sampled_from(["bash", "patch", "crm__find", "unknown"])
 
 @st.composite
 def calls(draw: st.DrawFn) -> str:
-    """A call as models write it: well or badly."""
+    """A call as models write it, valid or not."""
     name, text = draw(names), draw(texts)
     arguments = draw(st.sampled_from([{"input": text}, {"command": text}, {}]))
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=draw(st.booleans()))
@@ -40,7 +40,7 @@ def calls(draw: st.DrawFn) -> str:
 
 @dataclass(frozen=True)
 class Script:
-    """A thought, then a reply, and where both are cut."""
+    """Reasoning, then a reply, and where both are cut."""
 
     thought: str
     reply: str
@@ -61,7 +61,7 @@ scripts = st.builds(
 
 @dataclass
 class ClientHint:
-    """A client that believes the events."""
+    """A client that trusts the events."""
 
     added: list[dict[str, Any]] = field(default_factory=list)
     parts: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class ClientHint:
 
 
 def read_reply(script: Script, *, cut: bool) -> tuple[list[dict[str, Any]], ClientHint]:
-    """The items, and what the events said."""
+    """Returns the items, and the client that read the events."""
     tools = Tools()
     tools.add(TOOLS, "tools")
     reply, parser, told = Reply(RESPONSE_ID, tools, seals_reasoning=True), HermesToolParser(), ClientHint()
@@ -119,8 +119,8 @@ def without_call_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @given(scripts)
 def test_events_and_items_are_one(script: Script) -> None:
-    """What a client adds up from the events of any stream is the response's output, ids and all; and it is
-    what the reply gives uncut."""
+    """What a client adds up from any stream is the response's output, including ids, and equals the items of
+    the uncut reply."""
     items, told = read_reply(script, cut=True)
     assert told.done == items
     whole, _ = read_reply(script, cut=False)
@@ -130,8 +130,7 @@ def test_events_and_items_are_one(script: Script) -> None:
 
 @given(scripts)
 def test_a_reply_that_is_sent_back_is_one_message(script: Script) -> None:
-    """All items of a reply become one assistant message again, with the thought, the text and the calls that
-    the parser had read."""
+    """All items of a reply become one assistant message with its reasoning, text and calls."""
     items, _ = read_reply(script, cut=True)
     messages = MessageList(None)
     messages.extend(items, "input")
@@ -148,7 +147,7 @@ def test_a_reply_that_is_sent_back_is_one_message(script: Script) -> None:
 
 @given(texts, st.lists(st.integers(0, 200), max_size=20), st.booleans())
 def test_a_custom_tools_input_is_read_from_json(text: str, cuts: list[int], is_ascii: bool) -> None:
-    """However the model escapes it and wherever the stream is cut, the client gets the text."""
+    """The client gets the text, however the model escapes it and wherever the stream is cut."""
     arguments = json.dumps({"input": text}, ensure_ascii=is_ascii)
     reader = CustomInputReader()
     pieces = [reader.feed(piece) for piece in Script("", "", cuts).pieces(arguments)]
@@ -157,8 +156,8 @@ def test_a_custom_tools_input_is_read_from_json(text: str, cuts: list[int], is_a
 
 
 def test_items_of_every_kind_are_understood() -> None:
-    """What clients put into a history: server-run tools are left out, whatever clients ran is shown, and all
-    that the model did between two answers of tools is one message."""
+    """Items of clients' histories: calls that a server ran are left out, those that the client ran are shown,
+    and everything between two tool outputs is one message."""
     messages = MessageList("Be brief.")
     messages.extend(
         [
@@ -212,7 +211,8 @@ def test_items_of_every_kind_are_understood() -> None:
 
 
 def test_arguments_of_another_shape() -> None:
-    """A model that writes something else still gets through: its input if there is one, else all."""
+    """If the arguments have another shape, the client gets their ``input`` if it is a text, else all of
+    them."""
     for arguments, expected in [
         ('{"path": "a", "input": "x"}', "x"),
         ('"x"', "x"),

@@ -1,4 +1,4 @@
-"""Promises of the store of responses, kept by both of its forms."""
+"""Promises of the store of responses, checked on both implementations."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) ->
 
 
 async def kept(store: ResponseStore, *names: str) -> list[str]:
-    """Which of them are there; asked in this order."""
+    """Those of these ids that are stored, read in this order."""
     return [name for name in names if await store.get(name) is not None]
 
 
 async def test_what_is_put_is_got(store: ResponseStore) -> None:
-    """The same response, as often as one asks, and its later state in place of the first."""
+    """A stored response can be read repeatedly; its later state replaces the first."""
     first = stored("a", status="in_progress")
     await store.put(first)
     assert await store.get("a") == first
@@ -77,7 +77,7 @@ async def test_what_is_put_is_got(store: ResponseStore) -> None:
 
 
 async def test_what_was_deleted_does_not_come_back(store: ResponseStore) -> None:
-    """A later state is kept in place of an earlier one, and nowhere else."""
+    """A later state replaces an earlier one, but does not restore a deleted response."""
     await store.put(stored("a", status="in_progress"))
     last = stored("a", text="more")
     assert await store.update(last)
@@ -88,7 +88,7 @@ async def test_what_was_deleted_does_not_come_back(store: ResponseStore) -> None
 
 
 async def test_the_least_recently_used_goes_first(store: ResponseStore) -> None:
-    """The number is bounded; reading a response keeps it."""
+    """The number of responses is bounded; reading one counts as use."""
     for name in "abcd":
         await store.put(stored(name))
     await store.get("a")
@@ -98,7 +98,8 @@ async def test_the_least_recently_used_goes_first(store: ResponseStore) -> None:
 
 
 async def test_bytes_are_bounded_too(store: ResponseStore) -> None:
-    """Large responses push others out, one that is too large itself; replaced ones do not count twice."""
+    """Bytes are bounded too: large responses evict others, an oversized one is evicted; replaced ones count
+    once."""
     for _ in range(5):
         await store.put(stored("a", text="x" * 40_000))
     await store.put(stored("b", text="x" * 40_000))
@@ -112,8 +113,8 @@ async def test_bytes_are_bounded_too(store: ResponseStore) -> None:
 
 
 async def test_what_is_being_made_does_not_make_room(store: ResponseStore, clock: ManualClock) -> None:
-    """Responses that have not ended come on top of the bounds, in number and in bytes. They are as
-    others when they have ended, or when their process is lost."""
+    """Running responses do not count against the bounds, in number or bytes. They count once they have ended
+    or their process is lost."""
     running = [f"r{n}" for n in range(6)]
     for name in running:
         await store.put(stored(name, status="in_progress", text="x" * 90_000))
@@ -129,7 +130,7 @@ async def test_what_is_being_made_does_not_make_room(store: ResponseStore, clock
 
 
 async def test_a_chain_is_used_as_a_whole(store: ResponseStore) -> None:
-    """All turns before a response come oldest first and stay together; a missing one is named."""
+    """The chain before a response is read oldest first and stays together; a missing response is named."""
     await store.put(stored("a"))
     await store.put(stored("b", after="a"))
     await store.put(stored("x"))
@@ -138,13 +139,13 @@ async def test_a_chain_is_used_as_a_whole(store: ResponseStore) -> None:
     await store.put(stored("z"))
     assert await kept(store, *"abxyz") == list("abyz")
     await store.delete("a")
-    with pytest.raises(ResponseNotStoredError, match="Response 'a', which 'b' goes back to") as caught:
+    with pytest.raises(ResponseNotStoredError, match="Response 'a', which 'b' continues") as caught:
         await store.chain("b", "previous_response_id")
     assert caught.value.field == "previous_response_id"
 
 
 async def test_a_conversation_goes_on_from_its_newest(store: ResponseStore) -> None:
-    """A response that failed is not it; a conversation whose newest response is gone is gone."""
+    """A failed response is not the newest; if the newest is deleted, so is the conversation."""
     named = ConversationId("conv")
     await store.put(stored("a", conversation=named))
     await store.put(stored("b", after="a", conversation=named))
@@ -156,7 +157,7 @@ async def test_a_conversation_goes_on_from_its_newest(store: ResponseStore) -> N
 
 
 async def test_a_run_learns_that_it_shall_end(store: ResponseStore) -> None:
-    """When it was cancelled, and when it was forgotten."""
+    """A run learns that it was cancelled or deleted."""
     for name in "ab":
         await store.put(stored(name, status="in_progress"))
         assert await store.renew(name)
@@ -167,7 +168,7 @@ async def test_a_run_learns_that_it_shall_end(store: ResponseStore) -> None:
 
 
 async def test_processes_share_a_file(tmp_path: Path) -> None:
-    """What one has put the other gets; the bounds hold for both together."""
+    """One process reads what another stored; the bounds hold for both together."""
     one, other = SqliteStore(tmp_path, LIMITS), SqliteStore(tmp_path, LIMITS)
     await asyncio.gather(*((one if n % 2 else other).put(stored(f"r{n}")) for n in range(40)))
     names = [f"r{n}" for n in range(40)]
@@ -180,7 +181,7 @@ async def test_processes_share_a_file(tmp_path: Path) -> None:
 
 
 async def test_a_lost_run_has_failed(store: ResponseStore, clock: ManualClock) -> None:
-    """A background response whose process is gone does not stay in progress for ever."""
+    """A background response whose process is lost becomes failed."""
     await store.put(stored("a", status="in_progress"))
     clock.advance(RENEWED_FOR_S - 1)
     assert await store.renew("a")
@@ -196,7 +197,7 @@ async def test_a_lost_run_has_failed(store: ResponseStore, clock: ManualClock) -
 
 
 async def test_a_conversation_is_locked_by_one_turn(store: ResponseStore) -> None:
-    """Until that turn's response has ended, or it is unlocked; nobody else's end unlocks it."""
+    """The lock ends when its turn's response ends or unlocks it; other responses cannot unlock it."""
     assert await store.lock("conv", "a")
     assert not await store.lock("conv", "b")
     assert await store.lock("another", "c")
@@ -211,11 +212,11 @@ async def test_a_conversation_is_locked_by_one_turn(store: ResponseStore) -> Non
 
 
 async def test_the_lock_of_a_lost_turn_ends(store: ResponseStore, clock: ManualClock) -> None:
-    """It holds for as long as it is renewed; and what comes late does not take it from the next turn."""
+    """A lock ends if it is not renewed; late calls of its turn do not unlock the next turn's lock."""
     assert await store.lock("conv", "a")
     for _ in range(3):
         clock.advance(RENEWED_FOR_S - 1)
-        assert not await store.renew("a")  # nothing is stored of it yet
+        assert not await store.renew("a")  # No response is stored yet.
         assert not await store.lock("conv", "b")
     clock.advance(RENEWED_FOR_S + 1)
     assert await store.lock("conv", "b")
@@ -225,7 +226,7 @@ async def test_the_lock_of_a_lost_turn_ends(store: ResponseStore, clock: ManualC
 
 
 async def test_a_lock_holds_in_all_processes(tmp_path: Path) -> None:
-    """Of turns that begin at once one gets the conversation."""
+    """Of turns that begin concurrently exactly one gets the lock."""
     one, other = SqliteStore(tmp_path, LIMITS), SqliteStore(tmp_path, LIMITS)
     tries = ((one if n % 2 else other).lock("conv", f"r{n}") for n in range(20))
     assert sorted(await asyncio.gather(*tries)) == [False] * 19 + [True]
@@ -234,7 +235,7 @@ async def test_a_lock_holds_in_all_processes(tmp_path: Path) -> None:
 
 
 def test_an_items_id_leads_to_its_response() -> None:
-    """So that a reference to an item finds it without an index."""
+    """A reference to an item finds its response without an index."""
     response_id = new_response_id()
     assert response_of_item(item_id("msg", response_id, 3)) == response_id
     assert response_of_item(item_id("fc", response_id, 0x8000)) == response_id
@@ -242,7 +243,7 @@ def test_an_items_id_leads_to_its_response() -> None:
 
 
 async def test_each_owner_has_his_own(store: ResponseStore) -> None:
-    """The same names are other responses and other conversations, and a lock keeps out its owner's turns."""
+    """Each owner has separate responses, conversations and locks, also under equal names."""
     alice, bob = store.of("alice"), store.of("bob")
     first = stored("a", conversation=ConversationId("c"))
     await alice.put(first)
@@ -266,7 +267,7 @@ async def test_each_owner_has_his_own(store: ResponseStore) -> None:
 
 
 async def test_who_keeps_most_makes_room(store: ResponseStore) -> None:
-    """One owner's responses push out no other's that has fewer, used however long ago."""
+    """The owner with most responses loses the oldest ones; another owner's older ones stay."""
     alice, bob = store.of("alice"), store.of("bob")
     await bob.put(stored("old"))
     for number in range(8):

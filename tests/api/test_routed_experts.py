@@ -1,4 +1,4 @@
-"""``--enable-return-routed-experts`` over HTTP: the field of vLLM, in its encoding."""
+"""``--enable-return-routed-experts`` over HTTP: vLLM's field, in vLLM's encoding."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def http(folder: Path) -> Iterator[httpx.Client]:
 
 
 def decoded(choice: dict[str, Any]) -> npt.NDArray[np.uint8]:
-    """As vLLM's documentation says."""
+    """Decodes as vLLM's documentation says."""
     experts: npt.NDArray[np.uint8] = np.load(BytesIO(b64decode(choice["routed_experts"])))
     return experts
 
@@ -50,7 +50,7 @@ def check(choice: dict[str, Any], prompt: list[int], folder: Path) -> None:
 
 
 def test_completions_have_the_experts_of_prompt_and_answer(http: httpx.Client, folder: Path) -> None:
-    """Every choice its own, the part of the prompt that was cached included."""
+    """Every choice has its own experts, including those of the cached part of the prompt."""
     prompt = random_tokens(40, seed=1)
     for num_cached in (0, 32):
         body = http.post("/v1/completions", json={"prompt": prompt, "n": 2, **OPTIONS}).json()
@@ -60,7 +60,7 @@ def test_completions_have_the_experts_of_prompt_and_answer(http: httpx.Client, f
 
 
 def test_chats_have_them_too(http: httpx.Client, folder: Path) -> None:
-    """Without the first tokens of the prompt, if a client asks so."""
+    """On request, the first tokens of the prompt are left out."""
     body = http.post("/v1/chat/completions", json={**CHAT, **OPTIONS}).json()
     check(body["choices"][0], body["prompt_token_ids"], folder)
     asked = {**CHAT, **OPTIONS, "routed_experts_prompt_start": 5}
@@ -73,7 +73,7 @@ def test_chats_have_them_too(http: httpx.Client, folder: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_streams_do_not_carry_them(http: httpx.Client, path: str) -> None:
-    """As in vLLM: an array of all tokens is no event."""
+    """As in vLLM, streams do not carry the array."""
     body = {**(CHAT if "chat" in path else {"prompt": "hello"}), **OPTIONS, "stream": True}
     lines = http.post(path, json=body).text.splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]

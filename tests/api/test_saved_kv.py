@@ -1,4 +1,4 @@
-"""Servers that share a folder of KV: what one has computed the other reads, and so does the next start."""
+"""Servers share a folder of KV: another server, and the next start, load what one has computed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.api.server import Server, running_server
 from tests.api.test_kv_transfer import FLAGS, cached_tokens, completion, gauge, post
 
 NOT_WORTH_LOADING = 64 + 16
-"""Tokens that a server rather computes, beyond what it has, and those of a block that is not full."""
+"""Tokens that a server prefers to recompute, plus those of a partial block."""
 
 
 def flags(shared: Path, role: str = "kv_both", **extra: Any) -> tuple[str, ...]:
@@ -41,8 +41,7 @@ def turn(server: Server, messages: list[dict[str, str]]) -> Any:
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_job_goes_on_elsewhere_and_after_a_restart(model_folder: Path, tmp_path: Path) -> None:
-    """Its turns find their history's KV on whatever server they come to; every decision is made again from
-    the trace."""
+    """A turn finds its history's KV on either server and after a restart; both traces replay."""
     shared, traces = tmp_path / "kv", [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
     messages = [{"role": "user", "content": "Read the file, and say what is in it. " * 5}]
     with (
@@ -68,7 +67,7 @@ def test_a_job_goes_on_elsewhere_and_after_a_restart(model_folder: Path, tmp_pat
 
 @pytest.mark.slow
 def test_owners_and_salts_share_nothing(model_folder: Path, tmp_path: Path) -> None:
-    """As in the prefix cache: what one tenant has saved, another does not read."""
+    """As in the prefix cache, KV saved for one tenant or salt is not read by another."""
     keys = [flag for name in ("alice", "bob") for flag in ("--api-key", f"{name}:key-of-{name}")]
     body = completion(1)
     asked = [("alice", None), ("alice", "salt"), ("bob", None), ("bob", "salt")]

@@ -1,4 +1,4 @@
-"""Promises of the endpoints around generation: health, models, tokens, metrics, caches, connections."""
+"""Promises of the endpoints other than generation: health, models, tokens, metrics, caches, connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
-    """Ask the server again and again; each question is a round trip, so there is no need to sleep."""
+    """Polls the server without sleeping, since each poll is a round trip."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if condition():
@@ -23,7 +23,7 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
 
 
 def test_it_says_that_it_lives(http: httpx.Client) -> None:
-    """Probes of all habits get a 200."""
+    """Health probes of every kind get a 200."""
     assert http.get("/health").status_code == 200
     assert http.get("/ping").status_code == 200
     assert http.post("/ping").status_code == 200
@@ -31,7 +31,7 @@ def test_it_says_that_it_lives(http: httpx.Client) -> None:
 
 
 def test_models(http: httpx.Client) -> None:
-    """The model is listed under its public name, with its limit."""
+    """The model is listed under its public name, with its context length."""
     [card] = http.get("/v1/models").json()["data"]
     assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 1024)
     assert http.get("/v1/models/tiny").json()["id"] == "tiny"
@@ -39,8 +39,8 @@ def test_models(http: httpx.Client) -> None:
 
 
 def test_a_first_token_does_not_wait_for_an_acknowledgement(http: httpx.Client) -> None:
-    """The headers and the first token are two small packets: with Nagle's algorithm the second one is held
-    back for 40 ms, whatever the model does, once the connection is a few requests old."""
+    """Headers and first token are two small packets: with Nagle's algorithm the second one would wait 40 ms
+    on a connection that is a few requests old."""
     waits_s = []
     for _ in range(20):
         with http.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response:
@@ -54,14 +54,14 @@ def test_a_first_token_does_not_wait_for_an_acknowledgement(http: httpx.Client) 
 
 @pytest.mark.parametrize("text", ["hello world", "naïve 日本語 🙂\n\ttabs", ""])
 def test_tokens_and_back(http: httpx.Client, text: str) -> None:
-    """What is tokenized can be put together again."""
+    """Tokenized text can be detokenized."""
     answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
     assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json()["prompt"] == text
 
 
 def test_the_request_id_is_sent_back(http: httpx.Client) -> None:
-    """The client's id, or a new one, joins its log with ours."""
+    """The response has the client's request id, or a new one, to join both logs."""
     own = http.get("/health", headers={"X-Request-Id": "abc-1"})
     assert own.headers["x-request-id"] == "abc-1"
     ids = {http.get("/health").headers["x-request-id"] for _ in range(2)}
@@ -73,7 +73,7 @@ def test_the_request_id_is_sent_back(http: httpx.Client) -> None:
 
 
 def test_metrics(http: httpx.Client) -> None:
-    """V1's series are there under V1's names, and ours next to them."""
+    """V1's series exist under V1's names, next to ours."""
     http.post("/v1/completions", json={"prompt": "count me", "max_tokens": 2})
     page = http.get("/metrics").text
     for name in (
@@ -107,7 +107,7 @@ def metric(http: httpx.Client, name: str, behind: str = "{") -> float:
 
 
 def test_aborted_requests_are_counted(http: httpx.Client) -> None:
-    """By the answers that were not finished when the client left; they are in no latency."""
+    """Disconnects count one abort per unfinished answer, and do not enter latencies."""
     name = 'vllm:request_success_total{engine="0",finished_reason="abort"'
     latency = "vllm:e2e_request_latency_seconds_count"
     aborted, ended = metric(http, name, ","), metric(http, latency)
@@ -122,7 +122,7 @@ def test_aborted_requests_are_counted(http: httpx.Client) -> None:
 
 
 def test_n_is_observed_once_per_request(http: httpx.Client) -> None:
-    """As the client said it, not once per answer."""
+    """``n`` is observed once per request, with the client's value."""
     count, total = (f"vllm:request_params_n_{what}" for what in ("count", "sum"))
     before = metric(http, count), metric(http, total)
     for n in (1, 3):
@@ -131,7 +131,7 @@ def test_n_is_observed_once_per_request(http: httpx.Client) -> None:
 
 
 def test_counters_count(http: httpx.Client) -> None:
-    """Generated tokens are counted to the last one."""
+    """Every generated token is counted."""
     before = metric(http, "vllm:generation_tokens_total")
     http.post("/v1/completions", json={"prompt": "a", "max_tokens": 7, "ignore_eos": True})
     assert eventually(lambda: metric(http, "vllm:generation_tokens_total") == before + 7)
@@ -154,7 +154,7 @@ def test_the_prefix_cache_can_be_emptied(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_ends_its_request(http: httpx.Client, stream: bool) -> None:
-    """When it hangs up, in a stream or waiting for the whole, the engine stops working for it."""
+    """On a disconnect, in a stream or before a whole answer, the engine stops the request."""
     body = (
         b'{"prompt": "a", "max_tokens": 1000, "ignore_eos": true, "stream": %s}'
         % str(stream).lower().encode()
@@ -172,7 +172,8 @@ def test_a_client_that_leaves_ends_its_request(http: httpx.Client, stream: bool)
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "num_running"), [("wait", 0), ("keep", 1)])
 def test_a_pause(http: httpx.Client, mode: str, num_running: int) -> None:
-    """Nothing new begins, and what runs goes on to its end or stands still; afterwards all is answered."""
+    """During a pause nothing new starts; running requests finish or freeze; after resuming all are
+    answered."""
     body = {"prompt": f"{mode} " * 9, "max_tokens": 900, "ignore_eos": True}
     before = metric(http, "vllm:generation_tokens_total")
     with ThreadPoolExecutor() as clients:
@@ -194,12 +195,12 @@ def test_a_pause(http: httpx.Client, mode: str, num_running: int) -> None:
 
 
 def test_a_mode_of_pause_that_there_is_not(http: httpx.Client) -> None:
-    """The server goes on."""
+    """An unknown mode is refused and the server goes on."""
     answer = http.post("/pause", params={"mode": "abort"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "mode")
     assert http.get("/is_paused").json()["is_paused"] is False
 
 
 def test_an_idle_connection_is_kept(http: httpx.Client) -> None:
-    """A tool call takes longer than a web server's usual patience; the connection must outlive it."""
+    """An idle connection outlives a tool call, which is longer than web servers usually wait."""
     assert http.get("/health").headers.get("connection", "keep-alive") == "keep-alive"

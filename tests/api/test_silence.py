@@ -1,7 +1,8 @@
-"""Promises of a stream that has nothing to say yet: its answer begins at once, and it shows that it lives.
+"""Promises of a stream that waits for its first token: the response begins at once and shows that it is
+alive.
 
-Claude Code 2.1 and Codex 0.171 leave a stream after 300 s without an event; comments and pings are none to
-them. ``openai`` and the coding agents that speak chat wait as long as comments come.
+Claude Code 2.1 and Codex 0.171 leave a stream after 300 s without an event, and do not count comments and
+pings. ``openai`` and the coding agents that use chat wait as long as comments arrive.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def busy(model: Path, trace: Path) -> Iterator[Server]:
-    """A server with one place, and somebody in it who does not leave."""
+    """A server that runs one request at a time."""
     flags = ("--max-num-seqs", "1", "--scheduling-policy", "fcfs", "--num-gpu-blocks-override", "4000")
     interval = ("--sse-keep-alive-interval", str(INTERVAL_S), "--max-model-len", "1024")
     with running_server(model, *flags, *interval, "--trace", str(trace)) as server:
@@ -55,14 +56,14 @@ def busy(model: Path, trace: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def occupied(busy: Server) -> Iterator[str]:
-    """Its address while its place is taken."""
+    """The server's address while its only slot is taken."""
     with taken(busy.url):
         yield busy.url
 
 
 @contextmanager
 def taken(url: str) -> Iterator[None]:
-    """The server's only place is."""
+    """Takes the server's only slot."""
     endless = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "n": 40, "stream": True}
     with connect(url) as connection:
         connection.sendall(post("/v1/completions", endless))
@@ -72,8 +73,8 @@ def taken(url: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_an_answer_begins_before_its_first_word(occupied: str, path: str) -> None:
-    """Proxies and clients with short patience see the headers within a second or two, then signs of life by
-    the flag's interval: comments, or what the API has."""
+    """Headers arrive within two seconds, for proxies and clients with short timeouts, then keep-alives by the
+    flag's interval: comments, or events of the API."""
     with connect(occupied) as connection:
         started = time.monotonic()
         connection.sendall(post(path, {**BODIES[path], "stream": True}))
@@ -93,7 +94,7 @@ def read_rest(connection: Any, until: bytes) -> bytes:
 
 
 def test_a_message_begins_at_once(occupied: str) -> None:
-    """Anthropic's clients see that their message has begun, how long its prompt is, then pings."""
+    """A waiting message begins with its prompt's length, then sends pings."""
     body = {**BODIES["/v1/messages"], "stream": True}
     count = httpx.post(f"{occupied}/v1/messages/count_tokens", json={"messages": HELLO}, timeout=30).json()
     with httpx.stream("POST", f"{occupied}/v1/messages", json=body, timeout=30) as response:
@@ -109,7 +110,7 @@ def test_a_message_begins_at_once(occupied: str) -> None:
 
 
 def test_a_message_that_began_early_is_whole(busy: Server) -> None:
-    """Its last event has the counts that were not known at its beginning."""
+    """The last event has the counts that were unknown at the beginning."""
     with anthropic.Anthropic(base_url=busy.url, api_key="none", max_retries=0, timeout=60) as client:
         with taken(busy.url):
             hello: list[MessageParam] = [{"role": "user", "content": "hello"}]
@@ -122,7 +123,7 @@ def test_a_message_that_began_early_is_whole(busy: Server) -> None:
 
 
 def test_a_waiting_message_has_events_that_add_nothing(busy: Server) -> None:
-    """Empty deltas of a text, which goes on when the model begins: the message is what it would have been."""
+    """Empty text deltas keep the stream alive; the final message is the same as without them."""
     hello: list[MessageParam] = [{"role": "user", "content": "hello"}]
     with (
         anthropic.Anthropic(base_url=busy.url, api_key="none", max_retries=0, timeout=60) as client,
@@ -142,7 +143,7 @@ def test_a_waiting_message_has_events_that_add_nothing(busy: Server) -> None:
 
 
 def test_a_waiting_response_has_events_in_their_order(busy: Server) -> None:
-    """It is created, and in progress again and again, each event with its number."""
+    """The response is created, then in progress repeatedly, with numbered events."""
     with openai.OpenAI(base_url=f"{busy.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         with taken(busy.url):
             stream = iter(client.responses.create(model="tiny", input="hi", max_output_tokens=4, stream=True))
@@ -156,7 +157,7 @@ def test_a_waiting_response_has_events_in_their_order(busy: Server) -> None:
 
 
 def test_an_error_within_the_first_second_is_a_status(occupied: str) -> None:
-    """What is wrong with a request is told as before, stream or not."""
+    """An invalid request gets a 4xx status, streamed or not."""
     for path, body in BODIES.items():
         answer = httpx.post(f"{occupied}{path}", json={**body, "stream": True, "temperature": -1}, timeout=30)
         assert answer.status_code == 400
@@ -164,7 +165,7 @@ def test_an_error_within_the_first_second_is_a_status(occupied: str) -> None:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_the_engine_knows_whose_client_hears_nothing(busy: Server, trace: Path, path: str) -> None:
-    """Whole answers are not waited for as long as streams are: ``--max-silent-wait-s``."""
+    """The engine knows which requests are not streamed: ``--max-silent-wait-s`` applies to them."""
     for streams in (True, False):
         body = {**BODIES[path], "stream": streams, "job_id": f"{path} {streams}"}
         assert httpx.post(f"{busy.url}{path}", json=body, timeout=30).status_code == 200

@@ -1,4 +1,4 @@
-"""A server that sleeps gives its memory back and loses nothing; it takes other weights while it serves."""
+"""A sleeping server frees memory and loses no request; it can load other weights while it serves."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ask(sleeper: Server) -> Iterator[Callable[..., httpx.Response]]:
 
 
 def complete(ask: Callable[..., httpx.Response]) -> tuple[list[int], int]:
-    """The tokens of the prompt's answer, and how many tokens of the prompt were cached."""
+    """The tokens generated for the prompt, and how many tokens of the prompt were cached."""
     answer = ask(
         "/v1/completions", prompt=PROMPT, max_tokens=8, temperature=0, ignore_eos=True, return_token_ids=True
     ).json()
@@ -76,7 +76,8 @@ def test_memory_comes_back_and_what_waits_runs(
     folders: dict[str, Path],
     level: int,
 ) -> None:
-    """Of level 2 that of the weights, too. A request that comes meanwhile is answered after the wake-up."""
+    """Only level 2 frees the weights' memory. A request that arrives meanwhile is answered after the
+    wake-up."""
     assert complete(ask)[0] == expected["old"]
     before = resident_bytes(sleeper.core_pid())
     assert ask(f"/sleep?level={level}").json() == {"status": "sleeping"}
@@ -108,7 +109,7 @@ def test_other_weights_are_served_with_an_empty_cache(
 def test_a_pause_outlasts_new_weights(
     sleeper: Server, ask: Callable[..., httpx.Response], folders: dict[str, Path]
 ) -> None:
-    """Trainers pause, exchange the weights and resume."""
+    """A trainer may pause, update the weights and resume; the pause stays until then."""
     ask("/pause")
     assert ask("/update_weights", path=str(folders["old"])).status_code == 200
     assert httpx.get(f"{sleeper.url}/is_paused").json()["is_paused"]
@@ -119,7 +120,8 @@ def test_a_pause_outlasts_new_weights(
 def test_weights_that_cannot_be_served_leave_those_before(
     ask: Callable[..., httpx.Response], expected: dict[str, list[int]], folders: dict[str, Path]
 ) -> None:
-    """A wrong folder costs nobody the cache; one whose tensors are damaged costs no more than that."""
+    """A wrong folder changes nothing, not even the cache; a folder with damaged tensors costs only the
+    cache."""
     complete(ask)
     for path, message in (
         (folders["other"], "its config differs in"),
@@ -150,7 +152,7 @@ def test_wrong_words_are_named(ask: Callable[..., httpx.Response], query: str) -
 
 @pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"multiprocess": False}], ids=str)
 def test_adapters_outlast_a_sleep(folders: dict[str, Path], tmp_path: Path, options: dict[str, Any]) -> None:
-    """Through ``LLM``, on ranks too: with new weights, what the adapter adds is added to those."""
+    """An adapter works after a sleep and with new weights, through ``LLM`` and on several ranks."""
     adapter = save_adapter(folders["old"], tmp_path / "adapter", 3)
     asked = LoRARequest("sql", 1, str(adapter))
     settings = {"enable_lora": True, "num_gpu_blocks_override": 100, "max_model_len": 256, **options}
@@ -173,6 +175,6 @@ def test_a_model_with_a_drafter_does_not_sleep(folders: dict[str, Path]) -> None
     settings: dict[str, Any] = {"num_gpu_blocks_override": 100, "speculative_config": drafts}
     with (
         LLM(folders["old"], multiprocess=False, max_model_len=128, **settings) as llm,
-        pytest.raises(RequestError, match="A model with a drafter with weights does not sleep"),
+        pytest.raises(RequestError, match="A model with a drafter with weights cannot sleep"),
     ):
         llm.sleep()

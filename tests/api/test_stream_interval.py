@@ -17,9 +17,8 @@ BODY = {"prompt": "one two three", "max_tokens": 12, "temperature": 0, "ignore_e
 
 @pytest.mark.slow
 def test_events_hold_as_many_tokens(tmp_path: Path) -> None:
-    """The first token comes at once, what is left with the end; nothing of the answer is missing. On a slow
-    machine events are merged, the first one with what came after it.
-    """
+    """The first token is sent at once, the rest with the end; nothing is missing. On a slow machine events
+    may be merged."""
     folder = make_model_folder(tmp_path / "model")
     flags = ("--num-gpu-blocks-override", "70", "--max-model-len", "512", "--stream-interval", "5")
     with running_server(folder, *flags) as server:

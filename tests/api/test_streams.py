@@ -42,7 +42,7 @@ async def test_an_error_ends_all_streams() -> None:
 
 
 async def test_leaving_early_ends_all_streams() -> None:
-    """A consumer that stops reading leaves nothing running behind."""
+    """If a consumer stops reading, nothing keeps running."""
     closed: list[int] = []
     async with aclosing(merge([count(10**9, closed), count(10**8, closed)])) as merged:
         async for _ in merged:
@@ -51,7 +51,7 @@ async def test_leaving_early_ends_all_streams() -> None:
 
 
 async def test_a_begun_stream_loses_nothing() -> None:
-    """Reading the beginning early changes only when an error is raised."""
+    """Reading the first items early only changes when an error is raised."""
     closed: list[int] = []
     assert [item async for item in await begun(count(3, closed))] == [0, 1, 2]
     with pytest.raises(ValueError, match="broken"):

@@ -1,4 +1,4 @@
-"""Structural tags over HTTP: V1's two fields for them, and both of their forms."""
+"""Structural tags over HTTP: both of V1's request fields, and both forms of tags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output of a given form over HTTP, from a model of random weights: what sense it makes, the grammar made."""
+"""Structured output over HTTP, from a model with random weights: all structure comes from the grammar."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def text_of(choice: dict[str, Any]) -> str:
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_response_format_is_kept(http: httpx.Client, path: str, seed: int) -> None:
-    """JSON of the schema, whole, and the reply ends with it."""
+    """The answer is valid JSON of the schema, and ends with it."""
     choice = ask(http, path, response_format=json_schema(PERSON, strict=True), seed=seed)
     assert choice["finish_reason"] == "stop"
     jsonschema.validate(json.loads(text_of(choice)), PERSON)
 
 
 def test_a_client_parses_streamed_json(client: openai.OpenAI) -> None:
-    """OpenAI's own client, streamed: the pieces are the JSON, and the last chunk says stop."""
+    """With OpenAI's client the streamed pieces form the JSON; the last chunk's finish reason is stop."""
     chunks = list(
         client.chat.completions.create(
             model="tiny",
@@ -85,14 +85,14 @@ def test_a_client_parses_streamed_json(client: openai.OpenAI) -> None:
 def test_structured_outputs_are_followed(
     http: httpx.Client, path: str, wanted: dict[str, Any], pattern: str
 ) -> None:
-    """Each kind, all of the output."""
+    """Each kind of constraint holds for the whole output."""
     choice = ask(http, path, structured_outputs=wanted)
     assert choice["finish_reason"] == "stop"
     assert re.fullmatch(pattern, text_of(choice))
 
 
 def test_any_json_object(http: httpx.Client) -> None:
-    """json_object begins one, and ends it if there is room."""
+    """json_object begins an object, and ends it if the limit allows."""
     for fields in (
         {"response_format": {"type": "json_object"}},
         {"structured_outputs": {"json_object": True}},
@@ -104,7 +104,7 @@ def test_any_json_object(http: httpx.Client) -> None:
 
 
 def test_constrained_and_plain_requests_share_a_batch(http: httpx.Client) -> None:
-    """Twelve at once, each with its own form or none; the plain ones say what they say alone."""
+    """Twelve concurrent requests, constrained or not; the plain ones answer as they do alone."""
     plain = {"temperature": 0.0, "max_tokens": 40}
     alone = text_of(ask(http, CHAT, **plain))
     forms: list[dict[str, Any]] = [
@@ -170,7 +170,7 @@ def test_constrained_and_plain_requests_share_a_batch(http: httpx.Client) -> Non
 def test_a_wrong_form_is_refused_before_anything_is_sent(
     http: httpx.Client, path: str, fields: dict[str, Any], param: str, stream: bool
 ) -> None:
-    """400 with the field and one sentence, streamed or not."""
+    """A wrong constraint gets 400 with the field and one sentence, streamed or not."""
     body = {"messages": HELLO} if path == CHAT else {"prompt": "x"}
     response = http.post(path, json={**body, **fields, "stream": stream})
     assert response.status_code == 400, response.text
@@ -180,13 +180,13 @@ def test_a_wrong_form_is_refused_before_anything_is_sent(
 
 
 def test_an_old_field_names_the_new_one(http: httpx.Client) -> None:
-    """guided_* are not ignored: the error says where to put it now."""
+    """guided_* fields are refused with an error that names the new field."""
     response = http.post(COMPLETIONS, json={"prompt": "x", "guided_choice": ["a"]})
     assert "structured_outputs.choice" in response.json()["error"]["message"]
 
 
 def test_a_schema_that_is_not_strict_is_followed_as_far_as_it_can_be(http: httpx.Client) -> None:
-    """uniqueItems cannot be enforced: without strict it is no error."""
+    """Without strict, an unenforceable keyword such as uniqueItems is no error."""
     schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 3}
     choice = ask(http, CHAT, response_format=json_schema(schema))
     assert set(json.loads(text_of(choice))) <= {1, 2}
@@ -228,7 +228,7 @@ PAINT = {"type": "function", "function": {"name": "paint"}}
 
 
 def calls_of(choice: dict[str, Any]) -> list[str]:
-    """Names of the calls, each held to its tool's schema."""
+    """Names of the calls, after checking each against its tool's schema."""
     calls = choice["message"]["tool_calls"]
     for call in calls:
         jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])
@@ -237,8 +237,7 @@ def calls_of(choice: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_required_call_is_made(http: httpx.Client, seed: int) -> None:
-    """A model with random weights calls one of the tools with arguments of its schema, and says
-    nothing else."""
+    """A model with random weights calls one of the tools with valid arguments, and says nothing else."""
     choice = ask(http, CHAT, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed)
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
@@ -246,7 +245,7 @@ def test_a_required_call_is_made(http: httpx.Client, seed: int) -> None:
 
 
 def test_a_named_tool_is_called(http: httpx.Client) -> None:
-    """The one that was named, once; the reply then ends with stop, as in V1."""
+    """The named tool is called once; the reply then ends with stop, as in V1."""
     for tool in TOOLS:
         named = {"type": "function", "function": {"name": tool["function"]["name"]}}
         choice = ask(http, CHAT, tools=TOOLS, tool_choice=named)
@@ -255,14 +254,14 @@ def test_a_named_tool_is_called(http: httpx.Client) -> None:
 
 
 def test_several_calls_may_be_required(http: httpx.Client) -> None:
-    """At least one; whatever comes are whole calls of the tools."""
+    """At least one call is made, and all calls are complete."""
     for seed in range(3):
         choice = ask(http, CHAT, tools=TOOLS, tool_choice="required", seed=seed, max_tokens=400)
         assert len(calls_of(choice)) >= 1
 
 
 def test_a_forced_call_is_streamed(client: openai.OpenAI) -> None:
-    """OpenAI's client puts the deltas together to the call that is there without streaming."""
+    """OpenAI's client assembles from the deltas the same call as without streaming."""
     asked: dict[str, Any] = {
         "model": "tiny",
         "messages": HELLO,
@@ -282,7 +281,7 @@ def test_a_forced_call_is_streamed(client: openai.OpenAI) -> None:
 
 @pytest.mark.slow
 def test_a_form_leaves_room_for_calls(http: httpx.Client) -> None:
-    """With tools a reply is JSON of the schema or a call, as the model likes; without a choice, only JSON."""
+    """With tools and a schema a reply is either JSON or a call; with tool_choice none it is JSON."""
     made = set()
     for seed in range(8):
         choice = ask(http, CHAT, tools=TOOLS, response_format=json_schema(PERSON), seed=seed)
@@ -322,7 +321,7 @@ def test_a_form_leaves_room_for_calls(http: httpx.Client) -> None:
     ],
 )
 def test_a_choice_that_cannot_be_is_refused(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
-    """400 with the field."""
+    """An impossible tool choice gets 400 with the field."""
     response = http.post(CHAT, json={"messages": HELLO, **fields})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
@@ -339,7 +338,7 @@ ODD = [
     {"type": None},
     None,
 ]
-"""Schemas that agents' tools have, and that the grammar library does not follow."""
+"""Schemas of agents' tools that the grammar library does not support."""
 
 
 def odd_tool(schema: Any, **fields: Any) -> dict[str, Any]:
@@ -355,12 +354,12 @@ def odd_tool(schema: Any, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("schema", ODD)
 def test_an_odd_schema_costs_its_tool_a_part(http: httpx.Client, schema: Any) -> None:
-    """At forced steps and next to a form: what cannot be enforced is left to the tool, what can be is not."""
+    """In forced calls and with a response format, only the unenforceable part of a schema is dropped."""
     named = {"type": "function", "function": {"name": "odd"}}
     body = {"messages": HELLO, "tools": [odd_tool(schema), *TOOLS], "max_tokens": 300, "temperature": 0}
     choice = ask(http, CHAT, **{**body, "tool_choice": named})
     [call] = choice["message"]["tool_calls"]
-    if choice["finish_reason"] == "stop":  # a model with random weights may not find the end of a string
+    if choice["finish_reason"] == "stop":  # A model with random weights may never end a string.
         said = json.loads(call["function"]["arguments"])
         assert said["b"] == 1
         assert set(said) <= {"a", "b"}
@@ -386,7 +385,7 @@ def test_an_odd_schema_costs_its_tool_a_part(http: httpx.Client, schema: Any) ->
 
 
 def test_a_strict_tool_that_cannot_be_enforced_is_named(http: httpx.Client) -> None:
-    """The message says which of the tools it is, in the client's words."""
+    """The message names the tool, in the client's words."""
     for index, schema in enumerate(ODD):
         tools = [*TOOLS, odd_tool(schema, strict=True)]
         answer = http.post(CHAT, json={"messages": HELLO, "tools": tools, "tool_choice": "required"})
@@ -399,7 +398,7 @@ def test_a_strict_tool_that_cannot_be_enforced_is_named(http: httpx.Client) -> N
 
 @pytest.mark.slow
 def test_a_tool_that_is_too_complex_costs_no_request(http: httpx.Client) -> None:
-    """A schema that would take minutes to compile is left to its tool as a whole."""
+    """A schema that would take minutes to compile is not enforced, and the request is served."""
     eater = {"allOf": [{"type": "string", "pattern": f"^(a|b)*a(a|b){{{n}}}$"} for n in range(1, 30)]}
     body = {
         "messages": HELLO,
@@ -425,7 +424,7 @@ def test_a_tool_that_is_too_complex_costs_no_request(http: httpx.Client) -> None
 def test_a_custom_tool_gets_text_of_its_grammar(
     client: openai.OpenAI, form: dict[str, Any], matches: str, stream: bool
 ) -> None:
-    """Named, it is called with a text that follows its grammar, whole and streamed."""
+    """A named custom tool is called with a text that follows its grammar, streamed or not."""
     body: dict[str, Any] = {
         "model": "tiny",
         "input": "Hello",
@@ -447,8 +446,8 @@ def test_a_custom_tool_gets_text_of_its_grammar(
 
 
 def test_a_grammar_that_is_not_enforced_is_spoken_of(http: httpx.Client) -> None:
-    """Where the model may choose, the response says that the grammar was only told to it; where it must call
-    some tool, a Lark grammar is refused by its field."""
+    """If the tool choice is free, a warning says that the Lark grammar is not enforced; if a call is
+    required, the grammar is refused with its field."""
     form = {"type": "grammar", "definition": "a"}
     tools = [
         {"type": "custom", "name": name, "format": {**form, "syntax": syntax}}
@@ -468,7 +467,7 @@ def test_a_grammar_that_is_not_enforced_is_spoken_of(http: httpx.Client) -> None
 
 @pytest.mark.parametrize("field", ["grammar", "regex", "ebnf", "json_schema", "structural_tag"])
 def test_constraints_of_other_servers_are_refused_in_every_dialect(http: httpx.Client, field: str) -> None:
-    """Ignored, the output would not have the form that was asked for."""
+    """Constraints of other servers are refused, since ignoring them would give output of another form."""
     for path, body in (
         ("/v1/messages", {"messages": HELLO, "max_tokens": 2}),
         ("/v1/responses", {"input": "Hello"}),
@@ -480,7 +479,7 @@ def test_constraints_of_other_servers_are_refused_in_every_dialect(http: httpx.C
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
 def test_strict_tools_are_kept_where_the_model_may_choose(http: httpx.Client, path: str) -> None:
-    """A call that the model makes by itself has the arguments of its schema; text it may say as it likes."""
+    """A voluntary call of a strict tool follows its schema; text is free."""
     asked = {"prompt": "<tool_call>", "add_special_tokens": False}
     [calls] = http.post("/tokenize", json=asked).json()["tokens"]
     parameters = {
@@ -504,7 +503,7 @@ def test_strict_tools_are_kept_where_the_model_may_choose(http: httpx.Client, pa
         },
     }
     body = {**bodies[path], "seed": 1}
-    if path != "/v1/messages":  # it has no field for that: the model calls if it likes
+    if path != "/v1/messages":  # It has no such field: the model may call or not.
         body["logit_bias"] = {calls: 100}
     answer = http.post(path, json=body)
     assert answer.status_code == 200, answer.text
@@ -517,6 +516,6 @@ def test_strict_tools_are_kept_where_the_model_may_choose(http: httpx.Client, pa
     else:
         arguments = [json.dumps(block["input"]) for block in said["content"] if block["type"] == "tool_use"]
     assert arguments or path == "/v1/messages"
-    for text in arguments[:-1] or arguments:  # the last may be cut off by the length
+    for text in arguments[:-1] or arguments:  # The last may be cut off by the length.
         jsonschema.validate(json.loads(text), parameters)
     assert "left_out" not in said["usage"]["receipt"]

@@ -1,4 +1,4 @@
-"""Promises to the owners of different keys: nobody finds, reads, ends or infers what another one has."""
+"""Promises to owners of different keys: none can find, read, end or infer what another one has."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture(scope="module")
 def clients(running: Server) -> Iterator[Clients]:
-    """One for each key."""
+    """One client per key."""
     keys = {"alice": ALICE, "bob": BOB, "operator": OPERATOR}
     opened = {
         name: httpx.Client(base_url=running.url, headers={"x-api-key": key}, timeout=30)
@@ -116,7 +116,7 @@ def operator(clients: Clients) -> httpx.Client:
 
 
 def ask(client: httpx.Client, text: str, **more: Any) -> dict[str, Any]:
-    """The usage of a chat of one message."""
+    """The usage of a chat with one message."""
     body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4, **more}
     answer = client.post(CHAT, json=body)
     assert answer.status_code == 200, answer.text
@@ -135,8 +135,8 @@ def respond(client: httpx.Client, **body: Any) -> dict[str, Any]:
 
 
 def test_a_response_is_its_owners(alice: httpx.Client, bob: httpx.Client, operator: httpx.Client) -> None:
-    """Whoever else knows its id cannot read, continue, refer to, cancel or delete it; nor can a key without a
-    name, which opens what concerns the server and not what was said to it."""
+    """Another owner who knows the id cannot read, continue, refer to, cancel or delete the response. Nor can
+    an unnamed key, which opens server-wide paths only."""
     response = respond(alice)
     path = f"{RESPONSES}/{response['id']}"
     item = {"type": "item_reference", "id": response["output"][0]["id"]}
@@ -160,7 +160,7 @@ def test_a_response_is_its_owners(alice: httpx.Client, bob: httpx.Client, operat
 
 
 def test_a_conversation_is_its_owners(alice: httpx.Client, bob: httpx.Client) -> None:
-    """Nobody else reads it, adds a turn, deletes it, or keeps its owner waiting by its name."""
+    """Another owner cannot read, extend, delete or lock the conversation."""
     begun = {"items": [{"type": "message", "role": "user", "content": SECRET}]}
     name = alice.post(CONVERSATIONS, json=begun).json()["id"]
     turn = respond(alice, conversation=name)
@@ -182,7 +182,7 @@ def test_a_conversation_is_its_owners(alice: httpx.Client, bob: httpx.Client) ->
 
 
 def test_a_background_run_is_its_owners(alice: httpx.Client, bob: httpx.Client) -> None:
-    """Nobody else cancels it or follows its events."""
+    """Another owner cannot cancel the run or follow its events."""
     run = respond(alice, background=True, max_output_tokens=900, ignore_eos=True)
     path = f"{RESPONSES}/{run['id']}"
     assert bob.post(f"{path}/cancel").status_code == 404
@@ -195,8 +195,8 @@ def test_a_background_run_is_its_owners(alice: httpx.Client, bob: httpx.Client) 
 
 
 def test_no_id_leads_to_anothers_job(alice: httpx.Client, bob: httpx.Client, operator: httpx.Client) -> None:
-    """Neither the id that its owner said, nor as the engine writes it, nor one that was inferred: whoever
-    says it has a job of his own by that name, and what he says of it does nothing to the other."""
+    """Whether named by its owner, prefixed by the engine or inferred, a job id used by someone else means a
+    separate job, and signals do not reach the owner's job."""
     named = ask(alice, LONG, job_id="main")["receipt"]["job_id"]
     inferred = ask(alice, LONG + "and more", user="bob")["receipt"]["job_id"]
     assert (named, inferred.startswith("alice:inferred-")) == ("alice:main", True)
@@ -215,7 +215,8 @@ def test_no_id_leads_to_anothers_job(alice: httpx.Client, bob: httpx.Client, ope
 
 
 def test_a_list_holds_ones_own(alice: httpx.Client, bob: httpx.Client, operator: httpx.Client) -> None:
-    """However many jobs others had since, and whatever user a request names; an operator sees all."""
+    """A list has only the owner's jobs, however many others exist and whatever user is named; an operator
+    sees all."""
     ask(alice, LONG, job_id="mine")
     for number in range(4):
         ask(bob, "short", job_id=f"his{number}")
@@ -232,7 +233,7 @@ def test_a_list_holds_ones_own(alice: httpx.Client, bob: httpx.Client, operator:
 
 
 def test_what_is_said_in_a_header_makes_no_owner(alice: httpx.Client, bob: httpx.Client) -> None:
-    """Whose a request is goes by its key alone."""
+    """Only the key decides the owner of a request."""
     response = respond(alice)
     for name in ("X-Continuum-Owner", "x-continuum-owner", "X-Continuum-Tenant"):
         headers = {name: "alice"}
@@ -241,20 +242,20 @@ def test_what_is_said_in_a_header_makes_no_owner(alice: httpx.Client, bob: httpx
 
 
 def test_without_keys_nobody_is_an_owner(http: httpx.Client) -> None:
-    """A header does not make one either."""
+    """Without keys a header does not make an owner either."""
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "job_id": "unowned"}
     answer = http.post(CHAT, json=body, headers={"X-Continuum-Owner": "alice"}).json()
     assert answer["usage"]["receipt"]["job_id"] == "unowned"
     assert http.get("/load", headers={"X-Continuum-Owner": "alice"}).status_code == 200
 
 
-# ---- the server as a whole ----
+# ---- server-wide paths ----
 
 
 def test_what_concerns_everybody_takes_a_key_without_a_name(
     alice: httpx.Client, operator: httpx.Client
 ) -> None:
-    """Each path of the server is either for all or for operators, and an owner's key opens none of these."""
+    """Each path is open to all or to operators only; an owner's key opens none of the latter."""
     paths = {
         (method, route.path)
         for router in (*ROUTERS, dashboard.router)
@@ -273,7 +274,7 @@ def test_what_concerns_everybody_takes_a_key_without_a_name(
 
 
 def test_nobody_learns_what_another_has_sent(alice: httpx.Client, bob: httpx.Client) -> None:
-    """Neither ``cached_tokens`` nor a receipt tells it, whatever salt or user is said with it."""
+    """``cached_tokens`` and receipts reveal nothing about another owner's prompts, for any salt or user."""
 
     def cached(client: httpx.Client, **more: Any) -> int:
         usage = ask(client, "Sent by nobody before: " + LONG, **more)
@@ -288,7 +289,7 @@ def test_nobody_learns_what_another_has_sent(alice: httpx.Client, bob: httpx.Cli
         {"cache_salt": '["alice",null]'},
     ]
     first = [cached(bob, **guess) for guess in guesses]
-    assert first == [0, first[1], 0, 0]  # the second finds what he sent himself
+    assert first == [0, first[1], 0, 0]  # The second request finds what its own owner sent.
     assert cached(alice, cache_salt="own") == 0
 
 
@@ -298,9 +299,8 @@ def test_nobody_learns_what_another_has_sent(alice: httpx.Client, bob: httpx.Cli
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_a_flood_is_refused_and_not_who_comes_beside_it(model: Path, num_processes: int) -> None:
-    """At the limits of what is in hand, of requests, of prompt tokens, and of background responses, the
-    owner that has most is refused; one that has less than an equal part is served, and soon, though the
-    other's requests fill the batch and would run for long."""
+    """At the limits of requests, prompt tokens and background responses the owner with most is refused. An
+    owner below an equal share is served soon, though the other's long requests fill the batch."""
     flags = [
         *("--num-gpu-blocks-override", "600", "--max-num-seqs", "2"),
         *("--max-num-queued-reqs", "8", "--max-num-queued-tokens", "3000"),
@@ -317,7 +317,7 @@ def test_a_flood_is_refused_and_not_who_comes_beside_it(model: Path, num_process
         async def floods() -> None:
             flood = [asyncio.create_task(one(ALICE, f"{number}", **long)) for number in range(20)]
             refused = 0
-            while refused < 12:  # the others are in hand
+            while refused < 12:  # The others are accepted.
                 done, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
                 assert all(task.result() == 503 for task in done)
                 refused += len(done)
@@ -331,7 +331,7 @@ def test_a_flood_is_refused_and_not_who_comes_beside_it(model: Path, num_process
                 task.cancel()
             await asyncio.wait(flood)
             while await one(ALICE, "the last", **short) == 503:
-                pass  # it is not yet seen that the flood's clients have left
+                pass  # The disconnects of the flood's clients are not noticed yet.
 
         asyncio.run(floods())
         runs = {"input": "a", "background": True, "max_output_tokens": 900, "ignore_eos": True}
@@ -346,8 +346,8 @@ def test_a_flood_is_refused_and_not_who_comes_beside_it(model: Path, num_process
 
 @pytest.mark.slow
 def test_connections_are_shared_too(model: Path) -> None:
-    """Where one owner has all of them at work, another's is let in, and one more of the first is not; of idle
-    ones the first one's are closed."""
+    """If one owner uses all connections, another owner's is accepted and a further one of the first is not;
+    of idle connections the first owner's are closed."""
     flags = ["--num-gpu-blocks-override", "600", "--max-connections", "4"]
     stream = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": True}
     with (
@@ -374,7 +374,7 @@ def test_connections_are_shared_too(model: Path) -> None:
 
 @pytest.mark.slow
 def test_owners_share_a_store_of_several_processes(model: Path) -> None:
-    """Whichever process is asked finds its owner's responses, and no one else's."""
+    """Every process finds its owners' responses, and no one else's."""
     flags = ["--num-gpu-blocks-override", "200", "--api-server-count", "2"]
     with running_server(model, *flags, "--api-key", f"alice:{ALICE}", f"bob:{BOB}") as server:
 
@@ -401,7 +401,7 @@ def test_owners_share_a_store_of_several_processes(model: Path) -> None:
 
 @pytest.mark.slow
 def test_prefixes_may_be_shared(model: Path) -> None:
-    """Where the operator says so, one owner's prompt shortens another's."""
+    """With the operator's flag, owners share cached prefixes."""
     flags = ["--num-gpu-blocks-override", "200", "--share-prefixes-across-tenants"]
     with running_server(model, *flags, "--api-key", f"alice:{ALICE}", f"bob:{BOB}") as server:
         with httpx.Client(base_url=server.url, timeout=60) as http:
@@ -412,7 +412,7 @@ def test_prefixes_may_be_shared(model: Path) -> None:
 
 
 def call_tool(client: httpx.Client, job_id: str) -> tuple[str, dict[str, Any]]:
-    """A job's first turn, which calls a tool; the prompt that goes on from it, and what is decided of it."""
+    """A job's first turn, which calls a tool: the prompt that continues it, and the branch's decision."""
     prompt = f"{job_id} reads a file of the folder and says what is in it"
     answer = client.post("/v1/completions", json={"prompt": prompt, "job_id": job_id, "max_tokens": 4}).json()
     told = {"state": "started", "tool": "read_file"}
@@ -429,14 +429,14 @@ def bring_result(client: httpx.Client, job_id: str, prompt: str) -> None:
 def test_what_one_owners_tools_take_decides_nothing_for_another(
     alice: httpx.Client, bob: httpx.Client
 ) -> None:
-    """Fifty calls of bob's that each take as long as a hundred requests, and five shorter ones of alice's:
-    of her next call as much is known as before."""
+    """Fifty long calls of bob's, after five shorter ones of alice's, do not change the prediction for her
+    next call."""
     for client, name, number in ((alice, "short", 5), (bob, "long", 50)):
         prompts = {f"{name}{each}": call_tool(client, f"{name}{each}")[0] for each in range(number)}
         for job_id, prompt in prompts.items():
             bring_result(client, job_id, prompt)
         _, of_alice = call_tool(alice, f"alice-beside-{name}")
         _, of_bob = call_tool(bob, f"bob-beside-{name}")
-        assert of_alice["num_observations"] == pytest.approx(9, abs=0.5)  # 4 are lent by all her calls
+        assert of_alice["num_observations"] == pytest.approx(9, abs=0.5)  # All her calls lend 4.
         assert of_bob["num_observations"] > 30 if name == "long" else of_bob["num_observations"] == 0
     assert of_bob["expected_return_s"] > 2 * of_alice["expected_return_s"]

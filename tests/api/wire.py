@@ -1,4 +1,4 @@
-"""HTTP as bytes on a socket, for tests of what no client library would do."""
+"""HTTP as bytes on a socket, for tests of things that no client library does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATIENCE_S = 30.0
 
 
 def connect(url: str) -> socket.socket:
-    """A connection to the server at this address; the caller closes it."""
+    """Connects to the server at this address; the caller closes the connection."""
     address = urlsplit(url)
     assert address.hostname is not None
     connection = socket.create_connection((address.hostname, address.port or 80), PATIENCE_S)
@@ -21,7 +21,7 @@ def connect(url: str) -> socket.socket:
 
 
 def post_head(path: str, *headers: str) -> bytes:
-    """All of a POST's head."""
+    """The complete head of a POST."""
     lines = [f"POST {path} HTTP/1.1", "Host: test", "Content-Type: application/json", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n"
 
@@ -33,7 +33,7 @@ def post(path: str, body: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class RawAnswer:
-    """Status, headers (names in lower case) and what had come of the body when reading stopped."""
+    """Status, headers (names in lower case) and the part of the body read so far."""
 
     status: int
     headers: dict[str, str]
@@ -46,7 +46,7 @@ class RawAnswer:
 
 
 def read_answer(connection: socket.socket, until: bytes | None = None) -> RawAnswer:
-    """The next answer: to its announced length, or until these bytes are in its body, or to the end."""
+    """Reads the next answer: to its announced length, or until ``until`` is in its body, or to the end."""
     data = b""
     while not _complete(data, until):
         more = connection.recv(65536)
@@ -70,7 +70,7 @@ def _complete(data: bytes, until: bytes | None) -> bool:
 
 
 def is_closed_within(connection: socket.socket, seconds: float) -> bool:
-    """Whether the server closes it in time; what it says before is thrown away."""
+    """Whether the server closes the connection in time; discards what it sends before."""
     connection.settimeout(seconds)
     try:
         while connection.recv(65536):

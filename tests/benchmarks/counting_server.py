@@ -1,6 +1,6 @@
-"""A server of completions in a process of its own that only takes time: ``counting_server.py MODEL PORT``.
+"""A completions server in a separate process that only takes time: ``counting_server.py MODEL PORT``.
 
-It gives as many words as it is asked for; as the model "stingy" one less, if that leaves any.
+It returns as many words as the request wants; the model "stingy" returns one fewer, but at least one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TOKEN_S = 0.002
 
 
 class Handler(BaseHTTPRequestHandler):
-    """OpenAI's shapes on the wire, connections kept."""
+    """Speaks OpenAI's wire format and keeps connections open."""
 
     protocol_version = "HTTP/1.1"
 
@@ -30,7 +30,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send("application/json", content, ("Content-Length", str(len(content))))
 
     def _stream(self, count: int) -> None:
-        """In chunks, the first of which holds no choice yet."""
+        """Streams the answer in HTTP chunks; the first event has an empty ``choices``."""
         events = [{"choices": []}, *[{"choices": [{"text": " a"}]}] * count]
         written = [f"data: {json.dumps(event)}\n\n".encode() for event in events] + [b"data: [DONE]\n\n"]
         chunks = [b"%x\r\n%s\r\n" % (len(event), event) for event in [*written, b""]]

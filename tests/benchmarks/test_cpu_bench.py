@@ -1,5 +1,5 @@
-"""Promises of ``make bench-cpu``: every case is measured on the real server and on others in one run, who
-fails is told of and left out, and a bad description names its field."""
+"""Promises of ``make bench-cpu``: it measures every case on our server and on others in one run, reports and
+skips servers that fail, and names the wrong field of a bad description."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PEERS = {
 def test_all_cases_are_measured_beside_other_servers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A row for each figure with ours, theirs and the ratio; one sentence for whoever cannot take part."""
+    """The table has a row per figure with ours, theirs and the ratio; a failed server gets one sentence."""
     peers, out = tmp_path / "peers.json", tmp_path / "out" / "cpu.json"
     peers.write_text(json.dumps(PEERS))
     arguments = ["--quick", "--folder", str(tmp_path), "--peers", str(peers), "--json", str(out)]
@@ -47,13 +47,13 @@ def test_all_cases_are_measured_beside_other_servers(
 
 
 def row(told: str, case: Case) -> str:
-    """The first of a case's rows in the table."""
+    """The case's first row in the table."""
     start = "second turn" if case.group == "prefix" else case.title
     return next(line for line in told.splitlines() if line.startswith(f"| {start}"))
 
 
 def check_record(record: dict[str, Any]) -> None:
-    """Every figure has its value of the one round, and ours hold weights, pool and more."""
+    """Asserts that every figure has one value, for the one round, and that our memory exceeds the weights."""
     (model,) = record["models"]
     figures = {
         contender["name"]: {each["figure"]: each["values"] for each in contender["figures"]}
@@ -88,7 +88,7 @@ def check_record(record: dict[str, Any]) -> None:
 def test_a_bad_description_names_its_field(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], peer: dict[str, Any], complaint: str
 ) -> None:
-    """One sentence with file and field, before anything is started."""
+    """A bad description is refused with one sentence that names file and field, before anything starts."""
     path = tmp_path / "peers.json"
     path.write_text(json.dumps({"peers": [peer]}))
     assert main(["--quick", "--folder", str(tmp_path), "--peers", str(path)]) == 1
@@ -99,7 +99,7 @@ def test_a_bad_description_names_its_field(
 
 
 def test_a_folder_holds_a_toml_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``--peers FOLDER`` reads its peers.toml; one that is not TOML is told of, as is one that is missing."""
+    """``--peers FOLDER`` reads the folder's peers.toml; a missing file or one without TOML is reported."""
     for content, complaint in (
         (None, "No such file"),
         ("[[peers]", "does not describe servers"),

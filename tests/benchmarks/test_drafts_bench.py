@@ -1,4 +1,4 @@
-"""``python -m benchmarks.drafts``: counts what drafters bring on recorded texts."""
+"""``python -m benchmarks.drafts``: counts the tokens that drafters save on recorded texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def turn(told: str, said: str) -> dict[str, object]:
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
-    """A job that reads a file and writes it back, and a sibling that says the same."""
+    """A recording of a job that reads a file and writes it back, and of a second job with the same texts."""
     turns = [
         turn("Change the file.", "I read it.\n\n```bash\ncat values.py\n```"),
         turn(CODE, f"I write it.\n\n```bash\ncat > values.py <<'EOF'\n{CODE}\nEOF\n```"),
@@ -34,7 +34,7 @@ def recording(tmp_path: Path) -> Path:
 
 
 def test_a_job_that_writes_back_what_it_read(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its memory brings several tokens per step; the counts add up and are the same twice."""
+    """Drafting from the job's own text saves steps; counts add up and are the same in two runs."""
     out = recording.with_name("out.json")
     found = []
     for _ in range(2):
@@ -64,12 +64,12 @@ def test_a_job_that_writes_back_what_it_read(recording: Path, capsys: pytest.Cap
     ],
 )
 def test_the_kind_of_a_turn(said: str, kind: TurnKind) -> None:
-    """It is the shell command that says it, not the words around it."""
+    """The shell command decides the kind of a turn, not the words around it."""
     assert kind_of(said) is kind
 
 
 def test_a_tokenizer_that_is_not_there_is_named(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a sentence."""
+    """A missing tokenizer is refused with a sentence that names it."""
     assert main([str(recording), "--tokenizer", "nowhere"]) == 2
     assert "nowhere is no folder of a tokenizer" in capsys.readouterr().err
 
@@ -79,7 +79,7 @@ def test_a_tokenizer_that_is_not_there_is_named(recording: Path, capsys: pytest.
 def test_demanded_calls_take_fewer_steps(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bundled model's calls are the same with each drafter; its grammar saves steps, its past more."""
+    """The bundled model's calls are the same with each drafter; grammar saves steps, and suffix more."""
     monkeypatch.setattr(demanded, "METHODS", (demanded.NO_DRAFTS, "grammar", "suffix"))
     assert demanded.main() == 0
     told = capsys.readouterr().out

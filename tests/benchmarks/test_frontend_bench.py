@@ -1,4 +1,4 @@
-"""Promises of ``make bench-front``: every part is timed, and a turn's cost is told from the first one's."""
+"""Promises of ``make bench-front``: it times every part, and the first turn apart from later ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.http.frontend_bench import main
 
 @pytest.mark.slow
 def test_all_parts_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each part, with the first turn and the later ones; prompts are those of transformers."""
+    """Each part has a line with the first turn and later ones; prompts equal those of transformers."""
     assert main(["--tokens", "4000", "--messages", "10", "--turns", "4"]) == 0
     first, empty, head, *parts = capsys.readouterr().out.splitlines()
     assert first.startswith("10 messages, ")
@@ -22,7 +22,7 @@ def test_all_parts_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bad_counts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence names the flags and their limits."""
+    """Bad counts are refused with one sentence that names the flags and their limits."""
     with pytest.raises(SystemExit, match="2"):
         main(["--tokens", "100"])
     assert "--tokens at least 100 for each message" in capsys.readouterr().err

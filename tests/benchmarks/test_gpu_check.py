@@ -1,5 +1,5 @@
-"""Promises of ``make gpu-check``: its floors are those published, it says so where there is no GPU, and on a
-host all of it runs at toy sizes and leaves a file that can be read back."""
+"""Promises of ``make gpu-check``: its floors are the published ones, it reports a missing GPU, and on a CPU
+it runs completely at toy sizes and writes a file that can be parsed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LLAMA = Floors(LLAMA_8B, H200)
     ],
 )
 def test_decode_floors_are_those_published(batch: int, context: int, step_ms: str, tokens_s: str) -> None:
-    """Llama-3.1-8B on an H200, to each digit."""
+    """Decode floors of Llama-3.1-8B on an H200 equal the published ones to each digit."""
     floor_s = LLAMA.decode_s([context] * batch)
     assert rounded_like(1e3 * floor_s, step_ms) == step_ms
     assert rounded_like(batch / floor_s, tokens_s) == tokens_s
@@ -66,7 +66,7 @@ def test_prefill_floors_are_those_published(new: int, cached: int, tera_flop: st
 
 @pytest.mark.parametrize(("batch", "step_ms"), [(1, "0.29"), (32, "0.79"), (256, "4.5")])
 def test_floors_of_the_small_model_are_those_published(batch: int, step_ms: str) -> None:
-    """At 600 tokens each."""
+    """Decode floors of the small model at 600 tokens per sequence equal the published ones."""
     assert rounded_like(1e3 * Floors(QWEN_06B, H200).decode_s([600] * batch), step_ms) == step_ms
 
 
@@ -75,13 +75,13 @@ def rounded_like(value: float, published: str) -> str:
 
 
 def test_a_generation_takes_its_prompts_and_its_steps() -> None:
-    """Two requests, of which one ends earlier."""
+    """The floor of a generation is its prefills plus its decode steps; one request ends earlier."""
     expected_s = LLAMA.prefill_s(10) + LLAMA.prefill_s(20) + LLAMA.decode_s([11, 21]) + LLAMA.decode_s([22])
     assert LLAMA.generation_s([(10, 2), (20, 3)]) == pytest.approx(expected_s)
 
 
 def test_the_requests_are_those_of_the_published_benchmark() -> None:
-    """nano-vllm's README: 256 requests, 133,966 tokens out."""
+    """The requests are those of nano-vllm's README: 256 requests, 133,966 output tokens."""
     work = made_work(256, 100, 1024, QWEN_06B.vocab_size)
     assert (len(work.prompts), work.total_outputs) == (256, 133_966)
 
@@ -101,7 +101,7 @@ def test_a_check_without_a_number_fails() -> None:
 
 
 def test_a_device_waits_where_no_work_of_it_overlaps() -> None:
-    """Of ten milliseconds it stood still for three, of which two microseconds were between kernels."""
+    """Of ten milliseconds the device is idle for three, of which two microseconds are between kernels."""
     spans = [Span(0.0, 0.004), Span(0.001, 0.002), Span(0.004002, 0.005), Span(0.007998, 0.010)]
     idle = idle_of(spans)
     assert idle.total == pytest.approx(0.3)
@@ -116,7 +116,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_no_time_is_left_for_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And a run without correctness is no success."""
+    """Sections without time left are reported as skipped, and a run without correctness checks fails."""
     out = tmp_path / "gpu.json"
     assert main(["--device", "cpu", "--budget-s", "1", "--json", str(out)]) == 1
     report = read(out)
@@ -127,9 +127,9 @@ def test_what_no_time_is_left_for_is_named(tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(400)  # where other tests take the cores, too
+@pytest.mark.timeout(400)  # other tests take the cores, too
 def test_all_sections_run_at_toy_sizes(tmp_path: Path) -> None:
-    """The whole command in Triton's interpreter: everything is right, nothing is left out, goals or not."""
+    """The whole command runs in Triton's interpreter: all checks pass, no section is skipped."""
     out = tmp_path / "gpu.json"
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--json", str(out)],
@@ -154,5 +154,5 @@ def test_all_sections_run_at_toy_sizes(tmp_path: Path) -> None:
 
 
 def read(path: Path) -> Report:
-    """Raises if a field is missing or of another type."""
+    """Decodes a report; raises if a field is missing or has another type."""
     return msgspec.json.decode(path.read_bytes(), type=Report)

@@ -1,4 +1,4 @@
-"""Promises of ``make bench-turn``: both ways of a turn are timed, part by part."""
+"""Promises of ``make bench-turn``: it times both ways to send a turn, part by part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.http.next_turn import main
 
 @pytest.mark.slow
 def test_both_ways_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    """A table for each policy; an appended turn sends the core less than a whole one."""
+    """Each policy has a table; an appended turn sends the core less than a whole one."""
     assert main(["--tokens", "4000", "--messages", "16", "--turns", "3"]) == 0
     tables = capsys.readouterr().out.strip().split("\n\n")
     assert [table.split(",")[0] for table in tables] == ["fcfs", "continuum"]
@@ -23,7 +23,7 @@ def test_both_ways_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bad_counts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence names the flags and their limits."""
+    """Bad counts are refused with one sentence that names the flags and their limits."""
     with pytest.raises(SystemExit, match="2"):
         main(["--tokens", "100"])
     assert "--tokens 100 for each message" in capsys.readouterr().err

@@ -1,5 +1,5 @@
-"""Promises of ``openvino_server.py``: it does the work of ``make bench-cpu``, tells of tokens when they are
-there and says what it refuses. In a process of its own, on a stand-in for the pipeline."""
+"""Promises of ``openvino_server.py``: it serves what ``make bench-cpu`` sends, streams tokens as they are
+made and explains refusals. It runs in its own process, on a stand-in for the pipeline."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from eval.load.plain_http import Answer, Connection
 SCRIPT = Path(benchmarks.cpu.__file__).with_name("openvino_server.py")
 STAND_IN = Path(__file__).with_name("openvino_stand_in")
 LONG_PROMPT = list(range(300, 400))
-"""Taken in by several steps."""
+"""A prompt whose prefill takes several steps."""
 
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    """Started and ready."""
+    """A server that has started and is ready."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -48,12 +48,12 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 
 async def ask(connection: Connection, **body: Any) -> Answer:
-    """The answer to a completion with these fields. Raises ServerError if it is refused."""
+    """Returns the answer to a completion with these fields. Raises ServerError if the server refuses it."""
     return await connection.ask(connection.request("POST", "/v1/completions", json.dumps(body).encode()))
 
 
 async def test_it_answers_what_the_bench_asks(server: Server) -> None:
-    """Side by side and one after another on kept connections, lengths exact; and streamed."""
+    """Concurrent and sequential requests on kept connections get exact lengths; streams work, too."""
     await server.caller.all_at_once([LONG_PROMPT] * 4, 17)
     _, latencies_s = await server.caller.one_after_another([[1]] * 20, num_callers=4)
     assert len(latencies_s) == 20
@@ -61,7 +61,7 @@ async def test_it_answers_what_the_bench_asks(server: Server) -> None:
 
 
 async def test_a_stream_is_an_event_per_token(server: Server) -> None:
-    """None before the first token, no half characters, usage and the same text as of the whole answer."""
+    """A stream has one event per token, no half characters, and the usage and text of the whole answer."""
     connection = Connection(server.contender.base_url)
     whole = json.loads((await ask(connection, prompt=LONG_PROMPT, max_tokens=7, ignore_eos=True)).body)
     answer = await ask(connection, prompt=LONG_PROMPT, max_tokens=7, ignore_eos=True, stream=True)
@@ -77,7 +77,7 @@ async def test_a_stream_is_an_event_per_token(server: Server) -> None:
 
 
 async def test_an_answer_ends_by_itself_unless_told_otherwise(server: Server) -> None:
-    """Without ``ignore_eos``."""
+    """Without ``ignore_eos`` an answer ends with reason "stop"."""
     connection = Connection(server.contender.base_url)
     choice = json.loads((await ask(connection, prompt=[1], max_tokens=7)).body)["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == ("né", "stop")
@@ -95,7 +95,7 @@ async def test_an_answer_ends_by_itself_unless_told_otherwise(server: Server) ->
     ],
 )
 async def test_what_it_cannot_do_it_refuses(server: Server, body: dict[str, Any], complaint: str) -> None:
-    """With 400 and the reason; the connection serves on."""
+    """Unsupported bodies are refused with 400 and the reason; the connection still serves."""
     connection = Connection(server.contender.base_url)
     with pytest.raises(ServerError, match=f"HTTP 400.*{complaint}"):
         await ask(connection, **body)
@@ -104,7 +104,7 @@ async def test_what_it_cannot_do_it_refuses(server: Server, body: dict[str, Any]
 
 
 async def test_whoever_leaves_holds_up_nobody(server: Server) -> None:
-    """A client that goes away in the middle is cancelled, the others get their answers."""
+    """The request of a client that disconnects is cancelled; other clients get their answers."""
     leaving, staying = [Connection(server.contender.base_url) for _ in range(2)]
     endless = asyncio.ensure_future(ask(leaving, prompt=[1], max_tokens=10**9, ignore_eos=True))
     await ask(staying, prompt=[1])

@@ -1,4 +1,4 @@
-"""The promise of ``make bench``: all that is to be measured is measured, over each way to the engine."""
+"""The promise of ``make bench``: it measures every figure for each way to the engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.http.overhead import main
 
 @pytest.mark.slow
 def test_each_way_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    """Rates at both concurrencies, of tokens, and latencies: each beside the engine without HTTP."""
+    """Request rates at both concurrencies, token rates and latencies appear with and without HTTP."""
     assert main(["--rounds", "1", "--seconds", "0.2", "--front-ends", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rates = [line for line in lines if re.search(r"\d+ \(\d.* to \d.*\) +\d+\.\d\dx$", line)]
@@ -23,7 +23,7 @@ def test_each_way_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_cannot_be_measured_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence names the flags."""
+    """Impossible settings are refused with one sentence that names the flags."""
     with pytest.raises(SystemExit, match="2"):
         main(["--rounds", "0"])
     assert "--rounds" in capsys.readouterr().err

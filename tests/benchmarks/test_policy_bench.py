@@ -1,4 +1,4 @@
-"""``make bench-policy``: the grid on made recordings, its tables, and promises that may be broken."""
+"""``make bench-policy``: the grid on synthetic recordings, its tables, and promises that may be broken."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.eval.hand_made import run
 
 
 def made_job(name: str, first_tokens: int, num_turns: int = 3, gap_s: float = 40.0) -> Job:
-    """It grows by 2,000 tokens a turn."""
+    """A job whose context grows by 2,000 tokens per turn."""
     turns = []
     for index in range(num_turns):
         is_last = index + 1 == num_turns
@@ -38,7 +38,7 @@ def made_job(name: str, first_tokens: int, num_turns: int = 3, gap_s: float = 40
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Recordings under the names that the bench asks for; the first is large for its loads."""
+    """Recordings under the names that the bench expects; the first is large for its loads."""
     made = tmp_path_factory.mktemp("workloads")
     for name, tokens in (
         ("agentcgroup-claude", 75_000),
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_grid_has_a_table_per_cell_and_a_verdict_per_promise(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both tiers and both loads of every workload; each promise is kept, not kept, or open."""
+    """Every workload has a table per tier and load; each promise is kept, not kept, or open."""
     out = tmp_path / "policies.json"
     assert main(["--workloads", str(folder), "--quick", "--processes", "1", "--json", str(out)]) == 0
     told = capsys.readouterr()
@@ -85,7 +85,7 @@ def test_the_grid_has_a_table_per_cell_and_a_verdict_per_promise(
 def test_one_workload_with_chosen_policies_and_seeds(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Seeds give intervals; fcfs is there unasked; what needs an absent policy is left open; one load."""
+    """Seeds give intervals, fcfs always runs, promises about absent policies stay open, one load runs."""
     arguments = ["--workloads", str(folder), "--quick", "--only", "agentcgroup-glm", "--seeds", "2"]
     arguments += ["--heaviest"]
     policies = "fixed-ttl:2,fixed-ttl:60,continuum:fixed_ttl_s=1"
@@ -104,7 +104,7 @@ def test_one_workload_with_chosen_policies_and_seeds(
 def test_a_cell_names_the_model_of_its_jobs(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model with sliding windows runs without a host tier only: there its layers would be one group."""
+    """A model with sliding windows runs without a host tier only, which would merge its layers' groups."""
     out = tmp_path / "windows.json"
     only = "agentcgroup-claude-gpt-oss-20b"
     arguments = ["--workloads", str(folder), "--quick", "--only", only, "--json", str(out)]
@@ -120,7 +120,7 @@ def test_a_cell_names_the_model_of_its_jobs(
 
 @pytest.mark.slow
 def test_the_same_question_has_the_same_answer(folder: Path, tmp_path: Path) -> None:
-    """Byte for byte, however many processes share the work."""
+    """Equal arguments give byte-equal results with any number of processes."""
     files = [tmp_path / "one.json", tmp_path / "two.json"]
     for number, out in enumerate(files, 1):
         arguments = ["--quick", "--only", "kv-cache-tester", "--policies", "continuum", "--json", str(out)]
@@ -139,7 +139,7 @@ def test_the_same_question_has_the_same_answer(folder: Path, tmp_path: Path) -> 
 def test_what_cannot_be_run_is_one_sentence(
     flags: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 1, and nothing was run."""
+    """What cannot run is refused with one sentence and exit code 1, before anything runs."""
     assert main(["--workloads", str(tmp_path), *flags]) == 1
     told = capsys.readouterr()
     assert told.err.startswith(complaint.format(tmp_path))
@@ -149,7 +149,7 @@ def test_what_cannot_be_run_is_one_sentence(
 def _cell(
     traffic: str, seconds: dict[str, float], *, host_tier: bool = False, cached_tokens: int = 0
 ) -> Cell:
-    """One seed; ``seconds``: what jobs take, by policy. Without cached tokens fcfs computes much again."""
+    """A cell of one seed; ``seconds``: JCTs by policy. Without cached tokens fcfs recomputes a lot."""
     return Cell(
         traffic,
         0.1,
@@ -164,7 +164,7 @@ def _verdict(promises: list[Promise], words: str) -> bool | None:
 
 
 def test_a_promise_is_broken_by_one_cell() -> None:
-    """A tenth of a percent over the bound is enough, and the worst cell is named."""
+    """A tenth of a percent over the bound breaks a promise, and the worst cell is named."""
     good = _cell("mix", {"fcfs": 100.0, "continuum": 50.0})
     close = _cell("mix", {"fcfs": 100.0, "continuum": 101.0}, host_tier=True)
     over = _cell("mix", {"fcfs": 100.0, "continuum": 101.2}, host_tier=True)
@@ -177,7 +177,7 @@ def test_a_promise_is_broken_by_one_cell() -> None:
 
 
 def test_a_multiple_is_promised_where_memory_is_short_only() -> None:
-    """Where fcfs computes nothing again there is nothing to win; one slow cell of several breaks it."""
+    """The multiple is promised only where fcfs recomputes tokens; there, one slow cell breaks it."""
     words = "at least 3x better"
     fast = _cell("agentcgroup-claude", {"fcfs": 100.0, "continuum": 33.3})
     slow = _cell("agentcgroup-glm", {"fcfs": 100.0, "continuum": 40.0})
@@ -188,7 +188,7 @@ def test_a_multiple_is_promised_where_memory_is_short_only() -> None:
 
 
 def test_a_baseline_counts_at_its_best_setting_on_the_whole_grid() -> None:
-    """Two settings that win one cell each do not make one that wins both; the oracle is no baseline."""
+    """Two settings that win one cell each do not make one that wins both; the oracle is not a baseline."""
     seconds = {"fcfs": 100.0, "continuum": 60.0, "oracle": 58.0}
     cells = [
         _cell("mix", {**seconds, "gate:0.7": 40.0, "gate:0.9": 110.0}),

@@ -1,4 +1,4 @@
-"""The bench of parts and constants: each part is taken away, each constant turned, and none is left out."""
+"""The bench of parts and constants removes each part, varies each constant, and omits none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bench(folder: Path, *flags: str) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_part_is_taken_away(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line per part, in each cell and over all; without pins nothing is held, and what is lost is told."""
+    """Each part has a line per cell and one for the grid; without pins no KV is held; losses are shown."""
     out = tmp_path / "parts.json"
     assert bench(folder, "--ablation", "--json", str(out)) == 0
     told = capsys.readouterr().out
@@ -59,7 +59,7 @@ def test_every_part_is_taken_away(folder: Path, tmp_path: Path, capsys: pytest.C
 def test_a_constant_is_halved_and_doubled(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the heaviest load on both tiers; what has no double is not asked for."""
+    """A constant runs at half and double, under the heaviest load on both tiers; a share has no double."""
     out = tmp_path / "constants.json"
     assert bench(folder, "--constants", "max_ttl_s,pin_budget", "--json", str(out)) == 0
     told = capsys.readouterr().out
@@ -72,13 +72,13 @@ def test_a_constant_is_halved_and_doubled(
 
 
 def test_a_constant_that_is_none_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It names those that there are."""
+    """An unknown constant is refused with one sentence that lists the known ones."""
     assert bench(folder, "--constants", "luck") == 1
     assert capsys.readouterr().err.startswith("The policy has no constant 'luck'; it has grace_s, ")
 
 
 def test_every_policy_that_is_compared_can_be_made() -> None:
-    """Each part and each constant at half and at double; halves and doubles differ from the value."""
+    """Every part and every constant at half and double makes a policy; halves and doubles differ."""
     for part in parts():
         assert parse_policy(part.policy).name == part.policy
     for constant in constants():
@@ -90,14 +90,14 @@ def test_every_policy_that_is_compared_can_be_made() -> None:
 
 
 def test_every_option_that_is_a_number_says_why_it_has_its_value() -> None:
-    """There is no reason for one that is not there, and docs/lab/policy.md has a line for each."""
+    """Every reason belongs to an existing option, and docs/lab/policy.md has a line for each."""
     assert {constant.name for constant in constants()} == set(WHY)
     docs = (REPOSITORY / "docs" / "lab" / "policy.md").read_text()
     assert [constant.name for constant in constants() if f"| `{constant.name}` " not in docs] == []
 
 
 def _numbers_of(path: Path) -> Iterator[str]:
-    """Names of a module's constants that are numbers, or arrays of numbers."""
+    """Yields names of a module's constants that are numbers or arrays of numbers."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
@@ -110,8 +110,8 @@ def _numbers_of(path: Path) -> Iterator[str]:
 
 
 def test_no_constant_is_left_out() -> None:
-    """Every number that a module of policy or estimator gives a name is an option that the bench turns, or is
-    named as a bound, with what it bounds."""
+    """Every named number in a module of policy or estimator is an option that the bench varies, or is listed
+    as a bound with what it bounds."""
     tuning = ast.parse((REPOSITORY / "continuum" / "tuning.py").read_text())
     turned = {
         f"{(node.module or '').rpartition('.')[2]}.{one.name}"
@@ -134,13 +134,13 @@ def test_no_constant_is_left_out() -> None:
 
 
 def _cell(host_tier: bool, **seconds: float) -> Cell:
-    """Two seeds, the second takes twice as long; ``seconds``: what jobs take, by policy."""
+    """A cell of two seeds, the second twice as slow; ``seconds``: JCTs by policy."""
     runs = {name: [run(name, took_s), run(name, 2 * took_s, seed=1)] for name, took_s in seconds.items()}
     return Cell("mix", 0.1, host_tier, runs)
 
 
 def test_a_part_that_brings_something_is_told_from_one_that_does_not() -> None:
-    """By the grid's mean and its interval; where everything ended alike there is no difference."""
+    """The grid's mean and its interval decide whether a part helps; with equal JCTs it does not."""
     names = ("a", "b", "c")
     cells = [
         _cell(False, fcfs=200, continuum=100, a=150, b=100, c=90),
@@ -156,7 +156,7 @@ def test_a_part_that_brings_something_is_told_from_one_that_does_not() -> None:
 
 
 def test_a_constant_that_moves_nothing_is_named() -> None:
-    """Half a percent of the mean is nothing; a share has no double."""
+    """A constant that moves the mean by less than half a percent is named; a share has no double."""
     (share,) = constants(["pin_budget"])
     (ttl,) = constants(["max_ttl_s"])
     seconds = {"continuum": 100.0, "continuum:pin_budget=0.45": 104.0}

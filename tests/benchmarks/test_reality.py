@@ -1,4 +1,4 @@
-"""Holds the simulator to reality: the same jobs through a real server and through the simulator."""
+"""Compares the simulator with reality: the same jobs run on a real server and in the simulator."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 NUM_JOBS = 16
 
 ATTEMPTS = 3
-"""A machine that others use may change its speed between the measurement of costs and the run; a profile that
-is wrong is wrong each time."""
+"""Attempts before the test fails: on a shared machine the speed may change between cost measurement and run,
+while a wrong profile fails every time."""
 
 
 @pytest.mark.timeout(600)
 def test_the_simulator_ends_jobs_when_a_server_does(tmp_path: Path) -> None:
-    """Sixteen jobs within two seconds, little room for KV, both policies: with the costs measured on this
-    machine the mean completion time is within 30 % and the order of the jobs nearly the same. (``python -m
-    benchmarks.simulator.reality`` prints the figures of a longer run.) Of fewer jobs a single prefix lost or
-    kept by chance moves the mean."""
+    """For sixteen jobs within two seconds, scarce KV and both policies, the simulated mean completion time is
+    within 30 % of the real one, with the costs measured on this machine, and the jobs end in nearly the same
+    order. (``python -m benchmarks.simulator.reality`` prints a longer run.) With fewer jobs, one prefix lost
+    or kept by chance moves the mean."""
     config = RealityConfig(
         out=tmp_path,
         num_jobs=NUM_JOBS,
@@ -48,7 +48,7 @@ def test_the_simulator_ends_jobs_when_a_server_does(tmp_path: Path) -> None:
 
 
 def _hold_the_simulator_itself(comparisons: list[Comparison], told: str) -> None:
-    """With the costs of the run itself, whatever the machine did."""
+    """Asserts that the simulator is right with the costs of the run itself, whatever the machine did."""
     for one in comparisons:
         assert len(one.real_s) == NUM_JOBS
         assert one.rank_correlation > 0.6, told

@@ -1,4 +1,4 @@
-"""Promises of ``make bench-cores``: every setting is measured in a process of its own."""
+"""Promises of ``make bench-cores``: it measures each setting in a separate process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.long
 def test_each_setting_has_its_rates(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for decoding and one for prefill, with a rate for each way of waiting."""
+    """Decoding and prefill have a line each, with a rate for each way of waiting."""
     assert main(["--busy", "0", "--seconds", "0.1", "--requests", "1"]) == 0
     _, *lines = capsys.readouterr().out.splitlines()
     rates = [[float(figure.replace(",", "")) for figure in line.split()[-len(SETTINGS) :]] for line in lines]

@@ -1,4 +1,4 @@
-"""Promises of ``make bench-step``: every case runs, and the crowd is one."""
+"""Promises of ``make bench-step``: every case runs, and the crowded case is crowded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.scheduler.step_bench import main
 
 @pytest.mark.slow
 def test_all_cases_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each case under each policy, and the ratio of the crowded step to the quiet one."""
+    """Each case has a line per policy, with the ratio of the crowded step to the quiet one."""
     assert main(["--steps", "10"]) == 0
     lines = capsys.readouterr().out.splitlines()
     cases = [line for line in lines[1:-1] if float(line.split()[-3]) > 0]
@@ -21,14 +21,14 @@ def test_all_cases_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bad_counts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence names the flag and its limits."""
+    """Bad counts are refused with one sentence that names the flag and its limits."""
     with pytest.raises(SystemExit, match="2"):
         main(["--steps", "1"])
     assert "--steps must be in [10, 200]" in capsys.readouterr().err
 
 
 def test_an_interpreter_without_vllm_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence says which interpreter and what it lacks, before anything is timed."""
+    """One sentence says which interpreter lacks vllm, before anything is timed."""
     for python, complaint in (
         ("/no/such/python", "Cannot run /no/such/python: No such file or directory."),
         (sys.executable, "ModuleNotFoundError: No module named 'vllm'"),

@@ -1,5 +1,5 @@
-"""What a step of the scheduler costs, counted in the interpreter's instructions: the same on every machine
-and under any load, so that a clear regression fails here and noise does not."""
+"""Cost of a scheduler step in interpreter instructions: the same on every machine and under any load, so that
+a clear regression fails here and noise does not."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from benchmarks.scheduler.step_bench import POLICIES, Bench, crowd, decoding
 
 NUM_STEPS = 9
 MAX_OF_LEAST_WORK = 13.0
-"""A step's instructions per decoding request beside the least that must be done for it; 10.2 were counted."""
+"""Cap on a step's instructions per decoding request, as a multiple of the least work; 10.2 was measured."""
 
 
 def instructions(action: Callable[[], object]) -> int:
-    """How many the interpreter runs for an action, all Python functions that it calls included."""
+    """Counts the instructions that the interpreter runs for an action, in all Python functions it calls."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -42,7 +42,7 @@ def per_step(bench: Bench) -> float:
 
 
 class Counted:
-    """A request that is nothing but its tokens."""
+    """A request that consists only of its tokens."""
 
     def __init__(self, number: int) -> None:
         self.request_id = f"r{number}"
@@ -51,7 +51,7 @@ class Counted:
 
 
 def least_work(requests: list[Counted]) -> dict[str, int]:
-    """What no scheduler is spared: see what each request is due, say so, count it, and take its token."""
+    """Does what no scheduler can avoid: plan each request's due tokens, count them, append its token."""
     plan: dict[str, int] = {}
     for request in requests:
         num_new = len(request.tokens) - request.num_computed_tokens
@@ -67,7 +67,7 @@ def least_work(requests: list[Counted]) -> dict[str, int]:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_decoding_request_costs_little_in_a_step(policy: str) -> None:
     """schedule() and update_from_output() of 256 decoding requests stay within a multiple of the least work,
-    and what a request costs does not grow with how many there are."""
+    and the cost per request does not grow with the number of requests."""
     few, many = (per_step(decoding(POLICIES[policy], count)) / count for count in (32, 256))
     requests = [Counted(number) for number in range(256)]
     least = instructions(lambda: least_work(requests)) / len(requests)
@@ -77,7 +77,7 @@ def test_a_decoding_request_costs_little_in_a_step(policy: str) -> None:
 
 @pytest.mark.slow
 def test_a_crowd_costs_a_step_nothing() -> None:
-    """Beside thousands of waiting jobs and of pins a step runs as many instructions as beside ten, but for
-    the few steps in which all pins are looked through."""
+    """A step with thousands of waiting jobs and pins runs as many instructions as one with ten, except for
+    the few steps that scan all pins."""
     quiet, crowded = per_step(crowd(10, 10)), per_step(crowd(2_000, 1_000))
     assert crowded / quiet < 1.1

@@ -1,5 +1,5 @@
-"""The promise of ``make bench-watch``: each state of the trace is measured in each round, beside off; and how
-``make bench-trace`` and it refuse."""
+"""The promise of ``make bench-watch``: each round measures each state of the trace against off; and what
+``make bench-trace`` and ``make bench-watch`` refuse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eval.report.intervals import Estimate
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """Throughput and processor time of all five states, ratios with intervals, and what was written."""
+    """The output has throughput and CPU time of all five states, ratios with intervals, and event rates."""
     short = ["--rounds", "2", "--seconds", "0.4", "--streams", "4", "--tokens", "40"]
     assert trace_overhead.main(["--model", "nothing", *short]) == 0
     said = capsys.readouterr().out
@@ -32,7 +32,7 @@ def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_verdict() -> None:
-    """The whole interval decides; one that reaches over the goal decides nothing."""
+    """The whole interval decides; an interval that spans the goal decides nothing."""
     assert verdict(Estimate(0.99, 0.985, 0.995)) == "is 1.0 % less: within 2 %"
     assert verdict(Estimate(0.95, 0.94, 0.96)) == "is 5.0 % less: TOO MUCH"
     assert "cannot tell" in verdict(Estimate(0.99, 0.97, 1.01))
@@ -46,7 +46,7 @@ def test_the_verdict() -> None:
     ],
 )
 def test_arguments_that_measure_nothing(main: Callable[[list[str]], int], wrong: list[str]) -> None:
-    """Refused at once."""
+    """Counts and durations of 0 are refused."""
     with pytest.raises(SystemExit):
         main(wrong)
 
@@ -55,7 +55,7 @@ def test_arguments_that_measure_nothing(main: Callable[[list[str]], int], wrong:
 def test_a_model_that_is_not_there(
     main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One sentence that names it."""
+    """A missing model is refused with one sentence that names it."""
     assert main(["--model", "no/such/folder"]) == 1
     told = capsys.readouterr().err
     assert "no/such/folder" in told

@@ -1,4 +1,4 @@
-"""The promise of ``make bench-trace``: engines with a trace and without do the same work, step by step."""
+"""The promise of ``make bench-trace``: engines with and without a trace do the same work, step by step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """Three ratios with their intervals for each engine but the first, two verdicts, and nothing is lost."""
+    """Each engine but the first has three ratios with intervals; there are two verdicts; no event drops."""
     assert main(["--model", "nothing", "--rounds", "1", "--streams", "4", "--tokens", "10"]) == 0
     said = capsys.readouterr().out
     ratios = r"( +\d+\.\d{4} \(\d+\.\d{4} to \d+\.\d{4}\)){3}"

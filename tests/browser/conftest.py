@@ -1,4 +1,4 @@
-"""A real browser for our pages: the system's chromium or Playwright's; without one tests skip and say so."""
+"""A real browser for our pages: the system's chromium or Playwright's. Without one, tests are skipped."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "out" / "screenshots"
 WINDOW = {"width": 1440, "height": 900}
 LOCAL_HOSTS = ("", "127.0.0.1", "localhost")
-"""An empty one is a file's, or of data that a page holds itself."""
+"""Hosts that a page may reach; the empty one belongs to files and data URLs."""
 PATIENCE_MS = 60_000
-"""For whatever a test waits to appear: tests share the machine."""
+"""Timeout for what a test waits to appear: tests share the machine."""
 
 
 def chromium_path(playwright: Playwright) -> str | None:
-    """The browser that is on the PATH, else the one that ``playwright install`` brought; None without."""
+    """The browser on the PATH, else the one that ``playwright install`` installed, else None."""
     for name in CHROMIUM_NAMES:
         if found := shutil.which(name):
             return found
@@ -38,8 +38,8 @@ def chromium_path(playwright: Playwright) -> str | None:
     return own if Path(own).exists() else None
 
 
-# Not for the whole session: while Playwright is there an event loop counts as running on this thread, and
-# tests that need one of their own could not run.
+# Not for the whole session: while Playwright runs, an event loop counts as running on this thread, and tests
+# that start their own could not run.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """One browser for all tests of this folder."""
@@ -59,7 +59,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page_errors() -> Iterator[list[str]]:
-    """What a page complained of, and what it asked of other hosts; a test that expects some takes it out."""
+    """Errors of the page and its requests to other hosts; a test that expects some removes them."""
     errors: list[str] = []
     yield errors
     assert errors == []
@@ -67,7 +67,7 @@ def page_errors() -> Iterator[list[str]]:
 
 @pytest.fixture
 def page(browser: Browser, page_errors: list[str]) -> Iterator[Page]:
-    """A fresh page in a profile of its own; the test fails if anything is in ``page_errors`` at its end."""
+    """A fresh page in its own profile; the test fails if ``page_errors`` is not empty at its end."""
     context = browser.new_context(viewport={"width": WINDOW["width"], "height": WINDOW["height"]})
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
@@ -77,7 +77,7 @@ def page(browser: Browser, page_errors: list[str]) -> Iterator[Page]:
 
 
 def watch_page(page: Page, errors: list[str]) -> None:
-    """Note what the page throws, what it logs as an error, and requests to other hosts, which are refused."""
+    """Records exceptions, logged errors and requests to other hosts, which are refused."""
 
     def on_console(message: ConsoleMessage) -> None:
         if message.type == "error":
@@ -100,7 +100,7 @@ def _is_elsewhere(url: str) -> bool:
 
 
 def save_screenshot(page: Page, name: str) -> Path:
-    """A picture of the whole page as build output: ``out/screenshots/NAME.png``."""
+    """Saves a screenshot of the whole page as build output: ``out/screenshots/NAME.png``."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     path = SCREENSHOTS / f"{name}.png"
     page.screenshot(path=path, full_page=True)

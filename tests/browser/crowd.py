@@ -1,6 +1,6 @@
-"""Agents at work on a server while a page is looked at: jobs of some turns, tool calls of different lengths.
+"""Agents that use a server while a page is viewed: jobs of some turns, with tool calls of different lengths.
 
-The replies are given (``replay_token_ids``), so that every turn calls the tool it should; all else is real.
+The replies are given (``replay_token_ids``), so that every turn calls the intended tool; all else is real.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import httpx
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A command that an agent runs, and how long it takes."""
+    """A command that an agent runs, and its duration."""
 
     name: str
     command: str
@@ -37,7 +37,7 @@ SYSTEM = "You are a careful engineer who mends programs. Look before you change 
 
 
 class Crowd:
-    """So many agents, one after the other's job, until it is stopped."""
+    """Runs a number of agents, each one job after another, until it is stopped."""
 
     def __init__(self, base_url: str, num_agents: int, headers: dict[str, str], prompt_words: int) -> None:
         self._stop = threading.Event()
@@ -109,7 +109,7 @@ def _reply_tokens(client: httpx.Client, tool: Tool) -> list[int]:
 def working_crowd(
     base_url: str, num_agents: int = 8, headers: dict[str, str] | None = None, prompt_words: int = 60
 ) -> Iterator[Crowd]:
-    """Agents that work meanwhile; an error of theirs is the test's."""
+    """Runs agents during the ``with`` block; an error in an agent fails the test."""
     crowd = Crowd(base_url, num_agents, headers or {}, prompt_words)
     try:
         yield crowd

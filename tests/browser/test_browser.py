@@ -1,4 +1,4 @@
-"""Promises of the browser that other tests rely on: a page's complaints are noticed."""
+"""Promises of the browser fixtures that other tests rely on: a page's errors are recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 def test_what_a_page_complains_of_is_known_to_the_test(
     page: Page, page_errors: list[str], tmp_path: Path
 ) -> None:
-    """Errors logged or thrown, and requests to other hosts, all fail the test that does not expect them."""
+    """Logged errors, exceptions and requests to other hosts each fail a test that does not expect them."""
     file = tmp_path / "page.html"
     file.write_text(
         """<h1>ready</h1><img src="http://192.0.2.1/a.png">

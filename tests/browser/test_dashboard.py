@@ -1,4 +1,4 @@
-"""Promises of the live page, in a real browser, on a real server that agents work on."""
+"""Promises of the live page, in a real browser, on a real server that agents use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.browser.conftest import save_screenshot
 from tests.browser.crowd import working_crowd
 
 NUM_BLOCKS = 300
-"""Less than the agents' jobs hold together: pins break, and turns are preempted."""
+"""Too few blocks for the agents' jobs together: pins break, and turns are preempted."""
 MARKUP = '<img src="x" onerror="console.error(1)"><b>bold</b>'
 PATIENCE_S = 90.0
 
@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def busy(model: Path) -> Iterator[Server]:
-    """A server with pins, on which agents work."""
+    """A server with pins that agents use."""
     with (
         running_server(model, "--num-gpu-blocks-override", str(NUM_BLOCKS)) as server,
         working_crowd(server.url, num_agents=6),
@@ -60,7 +60,7 @@ def num_viewers(server: Server) -> float:
 
 
 def countdowns(page: Page) -> dict[str, float]:
-    """Seconds left of each pin that has a countdown, by its number."""
+    """Seconds left of each pin that has a countdown, by pin number."""
     told: list[list[str]] = page.eval_on_selector_all(
         ".pin-list li",
         "rows => rows.map(row => [row.dataset.pin, row.querySelector('.countdown').innerText])",
@@ -70,7 +70,7 @@ def countdowns(page: Page) -> dict[str, float]:
 
 @pytest.mark.long
 def test_the_page_shows_the_engine_at_work(page: Page, busy: Server) -> None:
-    """Figures, lanes, the map, the pins and the decisions, all of the running engine."""
+    """The page shows the running engine's figures, lanes, map, pins and decisions."""
     look(page, busy)
     tiles = page.locator(".tile")
     expect(tiles).to_have_count(6)
@@ -81,15 +81,15 @@ def test_the_page_shows_the_engine_at_work(page: Page, busy: Server) -> None:
     for kind in ("running", "cached"):
         expect(page.locator(f"#pool-legend [data-kind={kind}] b")).to_have_text(re.compile(r"[1-9]"))
     expect(page.locator(".decision-list li", has_text="is pinned for").first).to_be_visible()
-    expect(page.locator(".decision-list li", has_text="came back after").first).to_be_visible()
-    expect(page.locator(".decision-list li").nth(60)).to_be_attached()  # for the picture
+    expect(page.locator(".decision-list li", has_text="returned after").first).to_be_visible()
+    expect(page.locator(".decision-list li").nth(60)).to_be_attached()  # for the screenshot
     save_screenshot(page, "dashboard-light")
     page.emulate_media(color_scheme="dark")
     save_screenshot(page, "dashboard-dark")
 
 
 def test_a_countdown_runs(page: Page, busy: Server) -> None:
-    """What is left of a pin gets less while it is looked at."""
+    """A pin's remaining time decreases while the page is open."""
     look(page, busy)
     first: dict[str, float] = {}
 
@@ -103,9 +103,9 @@ def test_a_countdown_runs(page: Page, busy: Server) -> None:
 
 
 def test_a_click_opens_a_jobs_life(page: Page, busy: Server) -> None:
-    """Its turns with their receipts and what was decided about it; Escape closes it."""
+    """A click shows the job's turns with their receipts and the decisions about it; Escape closes it."""
     look(page, busy)
-    # A page knows what it has seen: of a job whose pin it saw, it will show that.
+    # A page keeps what it has seen: it shows the pins that it saw of a job.
     page.locator(".decision-list li", has_text="is pinned for").first.get_by_role("button").click()
     life = page.locator("#life")
     expect(life).to_be_visible()
@@ -118,7 +118,7 @@ def test_a_click_opens_a_jobs_life(page: Page, busy: Server) -> None:
 
 
 def test_what_clients_say_stays_text(page: Page, busy: Server) -> None:
-    """A job whose name is markup is shown by that name, wherever it appears."""
+    """A job whose name is markup appears by that name as text, everywhere."""
     look(page, busy)
     body = {"messages": [{"role": "user", "content": "look " * 60}], "job_id": MARKUP, "max_tokens": 4}
     httpx.post(f"{busy.url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
@@ -131,7 +131,7 @@ def test_what_clients_say_stays_text(page: Page, busy: Server) -> None:
 
 
 def test_a_page_that_is_closed_costs_nothing(page: Page, busy: Server) -> None:
-    """The server counts who looks, and knows when nobody does any more."""
+    """The server counts viewers, and the count returns to none when the page closes."""
     look(page, busy)
     await_true(lambda: num_viewers(busy) >= 1, "the page is counted")
     page.close()

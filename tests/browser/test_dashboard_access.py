@@ -1,4 +1,4 @@
-"""Promises of the live page where not all can be shown: without a key, without pins, without a server."""
+"""Promises of the live page when parts are unavailable: without a key, without pins, without a server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two API server processes, a policy that holds nothing, and a key."""
+    """A server with two API server processes, a policy that holds nothing, and a key."""
     model = make_model_folder(tmp_path_factory.mktemp("models") / "qwen3", max_position_embeddings=4096)
     flags = ("--api-server-count", "2", "--scheduling-policy", "fcfs", "--api-key", KEY)
     with (
@@ -40,15 +40,14 @@ def status(page: Page) -> Locator:
 
 
 def look(page: Page, server: Server) -> None:
-    """With the key that somebody has given in this tab before."""
+    """Opens the page with a key that was entered in this tab before."""
     page.add_init_script(f"sessionStorage.setItem('continuum-key', '{KEY}')")
     page.goto(f"{server.url}/dashboard")
     expect(status(page)).to_have_text("live")
 
 
 def test_a_key_is_asked_for(page: Page, page_errors: list[str], plain: Server) -> None:
-    """A wrong one is said to be wrong, the right one opens, and stays for this tab; by any API
-    server."""
+    """A wrong key is rejected, the right one opens the page and stays for this tab, with any API server."""
     page.goto(f"{plain.url}/dashboard")
     dialog = page.get_by_role("dialog")
     expect(dialog).to_be_visible()
@@ -68,7 +67,7 @@ def test_a_key_is_asked_for(page: Page, page_errors: list[str], plain: Server) -
 
 
 def test_a_policy_that_holds_nothing_says_so(page: Page, plain: Server) -> None:
-    """Under fcfs there are lanes and blocks, and a sentence where pins would be."""
+    """Under fcfs the page shows lanes and blocks, and a sentence in place of pins."""
     look(page, plain)
     expect(page.locator("#pins-empty")).to_contain_text("policy (fcfs) knows no jobs and pins nothing")
     expect(page.locator(".lane-names button").first).to_have_text(re.compile(r"fix-\d+"))
@@ -80,7 +79,7 @@ def test_a_policy_that_holds_nothing_says_so(page: Page, plain: Server) -> None:
 
 @pytest.mark.long
 def test_a_server_that_is_gone_is_said_to_be(page: Page, plain: Server) -> None:
-    """The page keeps what it shows, says so, and goes on by itself when the server is back."""
+    """When the server is gone, the page keeps its content, says so, and resumes when the server is back."""
     look(page, plain)
     expect(page.locator(".lane-names button").first).to_be_visible()  # something to keep
     os.kill(plain.core_pid(), signal.SIGSTOP)

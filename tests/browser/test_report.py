@@ -1,4 +1,4 @@
-"""Promises of ``continuum trace report``: a page that shows a trace to eye, mouse and keyboard."""
+"""Promises of ``continuum trace report``: a page that shows a trace and works by mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ pytestmark = pytest.mark.slow
 EVIL_JOB = "<script>window.taken = 1</script>\"'&</td><img src=x onerror='window.taken = 1'>"
 EVIL_TOOL = '<img src=x onerror="window.taken = 1">'
 TAMED_TOOL = "_img_src=x_onerror=_window.taken"
-"""What the policy calls it; a trace that somebody else wrote need not."""
+"""The policy's sanitized name of EVIL_TOOL; a trace from another writer may hold the original."""
 NUM_JOBS = 14
 NUM_TURNS = 10
 AA_CONTRAST = 4.5
-"""Least contrast of text to its background: WCAG 2.2, level AA."""
+"""Minimum contrast of text to its background: WCAG 2.2, level AA."""
 
 
 def make_workload(path: Path) -> None:
-    """Jobs whose prompts grow; one has an id and a tool that would be markup if anybody let them."""
+    """Writes jobs whose prompts grow; one has an id and a tool that would be markup if not escaped."""
     draw = random.Random(4)
     with path.open("w") as file:
         for number in range(NUM_JOBS):
@@ -57,7 +57,7 @@ def _turns(draw: random.Random, job: int) -> list[dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the real scheduler and policy where memory is scarce: pins break, requests are preempted."""
+    """A trace of the real scheduler and policy with scarce memory: pins break, requests are preempted."""
     folder = tmp_path_factory.mktemp("trace")
     make_workload(folder / "jobs.jsonl")
     trace = folder / "trace.jsonl"
@@ -78,7 +78,7 @@ def report(trace: Path) -> Path:
 
 @pytest.fixture
 def shown(page: Page, report: Path) -> Page:
-    """The report in a window, drawn."""
+    """The report, open in a browser and rendered."""
     return open_page(page, report)
 
 
@@ -89,7 +89,7 @@ def open_page(page: Page, report: Path) -> Page:
 
 
 def centre(part: Locator, across: float = 0.5, down: float = 0.5) -> tuple[float, float]:
-    """A point of what is in view, in the window's pixels."""
+    """A point of the visible part of an element, in the window's pixels."""
     part.scroll_into_view_if_needed()
     box = part.bounding_box()
     assert box is not None
@@ -97,12 +97,12 @@ def centre(part: Locator, across: float = 0.5, down: float = 0.5) -> tuple[float
 
 
 def seen_seconds(page: Page) -> float:
-    """How long the stretch of time is that the charts show."""
+    """The length of the time range that the charts show."""
     return float(page.evaluate("timeWindow.max - timeWindow.min"))
 
 
 def test_a_trace_becomes_one_page_with_all_of_it(shown: Page) -> None:
-    """Figures, lanes, pool, queue, what was granted, a line per job and tool; nobody else is asked."""
+    """The page has figures, lanes, pool, queue, grants, and a line per job and tool; it contacts no host."""
     expect(shown.locator("h1")).to_have_text("trace.jsonl")
     expect(shown.locator(".figures > div")).to_have_count(10)
     expect(shown.locator(".figures")).to_contain_text(f"{NUM_JOBS * NUM_TURNS} turns")
@@ -117,7 +117,7 @@ def test_a_trace_becomes_one_page_with_all_of_it(shown: Page) -> None:
 
 
 def is_blank(page: Page, chart: str) -> bool:
-    """Whether its canvas has fewer than four colours."""
+    """Whether the chart's canvas has fewer than four colors."""
     colours = page.evaluate(
         """chart => {
             const canvas = document.querySelector(`#${chart} canvas`);
@@ -130,7 +130,7 @@ def is_blank(page: Page, chart: str) -> bool:
 
 
 def test_text_of_strangers_stays_text(shown: Page) -> None:
-    """Ids of jobs and names of tools come from clients: wherever they are shown they do nothing."""
+    """Job ids and tool names come from clients: wherever they are shown, they are only text."""
     shown.get_by_role("button", name=EVIL_JOB[:12]).click()
     expect(shown.locator("#life-title")).to_have_text(EVIL_JOB)
     shown.locator("#life").get_by_role("button", name="Turn 1: why").click()
@@ -143,7 +143,7 @@ def test_text_of_strangers_stays_text(shown: Page) -> None:
 
 
 def test_a_page_runs_no_script_but_its_own(shown: Page, page_errors: list[str]) -> None:
-    """Even markup that got in would not run: the page's own policy forbids it."""
+    """Markup that got in would not run: the page's content security policy forbids it."""
     shown.evaluate(
         "document.body.insertAdjacentHTML('beforeend', '<img src=\"data:,\" onerror=\"window.taken = 1\">')"
     )
@@ -155,7 +155,7 @@ def test_a_page_runs_no_script_but_its_own(shown: Page, page_errors: list[str]) 
 
 
 def test_a_drag_zooms_all_charts_and_a_double_click_shows_all_again(shown: Page) -> None:
-    """The charts share their time."""
+    """A drag zooms all charts to one time range; a double click shows all again."""
     whole_s = seen_seconds(shown)
     drag(shown, shown.locator("#pool .u-over"), 0.4, 0.6)
     assert seen_seconds(shown) == pytest.approx(0.2 * whole_s, rel=0.03)
@@ -164,7 +164,7 @@ def test_a_drag_zooms_all_charts_and_a_double_click_shows_all_again(shown: Page)
 
 
 def test_lanes_are_of_the_jobs_that_were_there(shown: Page) -> None:
-    """Zoomed in to the beginning, those that came later take no room, and the reader is told."""
+    """Lanes of jobs outside the visible range take no space, and the page says that they are hidden."""
     shown.evaluate("timeWindow.set(0, 2)")
     expect(shown.locator("#job-count")).to_have_text(re.compile(rf"^[1-5] of {NUM_JOBS} in this stretch"))
     shown.get_by_role("button", name="All", exact=True).click()
@@ -172,7 +172,7 @@ def test_lanes_are_of_the_jobs_that_were_there(shown: Page) -> None:
 
 
 def test_shift_and_a_drag_move_in_time(shown: Page) -> None:
-    """The stretch stays as long as it is."""
+    """Shift and a drag move the range and keep its length."""
     drag(shown, shown.locator("#gantt .u-over"), 0.4, 0.6)
     began_s, length_s = shown.evaluate("timeWindow.min"), seen_seconds(shown)
     shown.keyboard.down("Shift")
@@ -193,7 +193,7 @@ def drag(page: Page, part: Locator, from_share: float, to_share: float) -> None:
 
 
 def test_the_wheel_zooms_with_control_and_scrolls_without(shown: Page) -> None:
-    """A reader who only scrolls past a chart is not caught by it."""
+    """The wheel zooms only with Control, so that scrolling past a chart works."""
     whole_s = seen_seconds(shown)
     shown.mouse.move(*centre(shown.locator("#pool .u-over")))
     shown.mouse.wheel(0, 200)
@@ -206,7 +206,7 @@ def test_the_wheel_zooms_with_control_and_scrolls_without(shown: Page) -> None:
 
 
 def test_buttons_and_keys_move_in_time(shown: Page) -> None:
-    """Who has no mouse zooms and moves all the same."""
+    """Buttons and keys zoom and move, so that no mouse is needed."""
     whole_s = seen_seconds(shown)
     shown.get_by_role("button", name="Zoom in").click()
     assert seen_seconds(shown) == pytest.approx(whole_s / 2)
@@ -220,7 +220,7 @@ def test_buttons_and_keys_move_in_time(shown: Page) -> None:
 
 
 def test_hovering_tells_what_is_there(shown: Page) -> None:
-    """A lane tells its job and phase, the pool its blocks by kind, the queue its requests."""
+    """Hovering shows a lane's job and phase, the pool's blocks by kind, and the queue's requests."""
     tip = shown.locator("#tip")
     shown.mouse.move(*centre(shown.locator("#pool .u-over")))
     expect(tip).to_be_visible()
@@ -235,7 +235,7 @@ def test_hovering_tells_what_is_there(shown: Page) -> None:
 
 
 def lane_point(page: Page, job_id: str) -> tuple[float, float]:
-    """In the middle of the first tile of a job's lane."""
+    """The middle of the first tile of a job's lane."""
     page.locator("#gantt").scroll_into_view_if_needed()
     x, y = page.evaluate(
         """id => {
@@ -251,7 +251,7 @@ def lane_point(page: Page, job_id: str) -> tuple[float, float]:
 
 
 def test_a_click_on_a_lane_opens_the_jobs_life(shown: Page) -> None:
-    """Each turn with its gap and its pin, and for each pin why: what the decision was made from."""
+    """A job's life shows each turn with its gap and pin, and the inputs of each pin's decision."""
     shown.mouse.click(*lane_point(shown, "fleet/team-1/job-07"))
     life = shown.locator("#life")
     expect(life).to_be_visible()
@@ -259,7 +259,7 @@ def test_a_click_on_a_lane_opens_the_jobs_life(shown: Page) -> None:
     expect(life.locator("tbody tr:not(.why)")).to_have_count(NUM_TURNS)
     life.get_by_role("button", name="Turn 3: why").click()
     why = life.locator("tr.why:visible")
-    expect(why).to_contain_text("What the last decision was made from")
+    expect(why).to_contain_text("Inputs of the last decision")
     expect(why).to_contain_text("tool observations")
     expect(why).to_contain_text("(median-horizon)")
     save_screenshot(shown, "report-life")
@@ -268,14 +268,14 @@ def test_a_click_on_a_lane_opens_the_jobs_life(shown: Page) -> None:
 
 
 def test_the_seconds_of_a_job_add_up(shown: Page) -> None:
-    """What a life says of where the time went is all of the job's time."""
+    """The durations in a job's life add up to the whole of the job's time."""
     sums = shown.evaluate("jobs.map((job) => [job.seconds.reduce((a, b) => a + b, 0), job.wall_s])")
     for seconds, wall_s in sums:
         assert seconds == pytest.approx(wall_s, abs=0.01)
 
 
 def test_the_keyboard_reaches_a_jobs_life(shown: Page) -> None:
-    """Lanes are chosen with the arrows and opened with Enter; where one is, is told."""
+    """Arrow keys select lanes and Enter opens one; the selected lane is announced."""
     shown.locator("#gantt").focus()
     shown.keyboard.press("ArrowDown")
     shown.keyboard.press("ArrowDown")
@@ -289,13 +289,13 @@ def test_the_keyboard_reaches_a_jobs_life(shown: Page) -> None:
 
 
 def test_an_address_opens_a_life(page: Page, report: Path) -> None:
-    """A job can be linked to."""
+    """A link with a job's id opens its life."""
     page.goto(report.as_uri() + "#job=fleet%2Fteam-1%2Fjob-07")
     expect(page.locator("#life h2")).to_have_text("fleet/team-1/job-07")
 
 
 def test_tables_are_sorted_and_searched(shown: Page) -> None:
-    """By any column, either way."""
+    """Tables sort by any column in both directions, and can be searched."""
     shown.get_by_role("button", name="began at").click()
     first = shown.locator("#job-table tbody tr").first
     expect(first).to_contain_text(shown.evaluate("shortened(jobs.at(-1).name, 44)"))
@@ -306,7 +306,7 @@ def test_tables_are_sorted_and_searched(shown: Page) -> None:
 
 
 def test_a_calls_points_can_be_looked_at_alone(shown: Page) -> None:
-    """Chosen from the list or from the table."""
+    """A call's points are selected from the list or from the table."""
     all_points = shown.evaluate("report.tools.reduce((sum, tool) => sum + tool.points.length, 0)")
     assert all_points == NUM_JOBS * (NUM_TURNS - 1)
     shown.locator("#tool-table").get_by_role("button", name="grep").click()
@@ -314,7 +314,7 @@ def test_a_calls_points_can_be_looked_at_alone(shown: Page) -> None:
 
 
 def test_a_point_tells_its_gap_and_opens_its_job(shown: Page) -> None:
-    """Who sees one below the diagonal asks whose it was."""
+    """A click on a point opens the job that it belongs to."""
     shown.locator("#scatter").scroll_into_view_if_needed()
     x, y, job_id = shown.evaluate(
         """() => {
@@ -331,7 +331,7 @@ def test_a_point_tells_its_gap_and_opens_its_job(shown: Page) -> None:
 
 
 def test_dark_is_as_the_system_says_and_as_the_reader_wants(page: Page, report: Path) -> None:
-    """The system's choice at first; the buttons then decide, charts included."""
+    """The system's setting decides at first; then the buttons do, charts included."""
     page.emulate_media(color_scheme="dark")
     open_page(page, report)
     dark = ground(page)
@@ -356,7 +356,7 @@ def canvas_pixels(page: Page) -> str:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_has_contrast(shown: Page, scheme: str) -> None:
-    """WCAG AA, on whatever it stands, in both themes; a life and a tooltip are open."""
+    """All text meets WCAG AA on its background in both themes, with a life and a tooltip open."""
     shown.get_by_role("button", name=scheme.capitalize()).click()
     shown.mouse.move(*centre(shown.locator("#pool .u-over")))
     shown.evaluate("openLife(jobs[1])")
@@ -392,7 +392,7 @@ WEAK_TEXTS = """least => {
 
 
 def test_a_narrow_window_shows_all_without_scrolling_sideways(page: Page, report: Path) -> None:
-    """What is wide scrolls in itself; a life too."""
+    """Wide content scrolls inside its own element, so that page and life fit the window."""
     page.set_viewport_size({"width": 400, "height": WINDOW["height"]})
     open_page(page, report)
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
@@ -404,7 +404,7 @@ def test_a_narrow_window_shows_all_without_scrolling_sideways(page: Page, report
 
 
 def test_charts_follow_the_windows_width(shown: Page) -> None:
-    """And stay one below the other, moment by moment."""
+    """Charts resize with the window and stay aligned in time."""
     shown.set_viewport_size({"width": 900, "height": WINDOW["height"]})
     shown.wait_for_function("document.querySelector('#pool canvas').getBoundingClientRect().width < 900")
     lefts = shown.evaluate(

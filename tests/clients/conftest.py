@@ -1,4 +1,4 @@
-"""One server with a scripted model for all clients, and no way out of this machine."""
+"""One server with a scripted model for all clients, and no connections to other machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-# Settings that the libraries document for working offline; they read them when they are imported.
+# Documented settings for offline work; the libraries read them on import.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ["LANGSMITH_TRACING"] = "false"
 os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
@@ -34,7 +34,7 @@ _guard = {"on": False}
 
 
 def _keep_inside(event: str, arguments: tuple[Any, ...]) -> None:
-    """An audit hook: to look up or connect to another machine fails."""
+    """An audit hook that raises if another machine is looked up or connected to."""
     if not _guard["on"]:
         return
     if event == "socket.getaddrinfo":
@@ -53,7 +53,7 @@ sys.addaudithook(_keep_inside)
 
 @pytest.fixture(autouse=True)
 def no_network() -> Iterator[None]:
-    """Nothing that a client does here may reach another machine."""
+    """Prevents a client from reaching another machine."""
     _guard["on"] = True
     yield
     _guard["on"] = False
@@ -73,6 +73,6 @@ def tap(scripted_model: Path) -> Iterator[Wiretap]:
 
 @pytest.fixture
 def wire(tap: Wiretap) -> Wiretap:
-    """The way to the server; what goes over it in this test is remembered."""
+    """A proxy to the server; it records this test's exchanges."""
     tap.clear()
     return tap

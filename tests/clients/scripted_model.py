@@ -1,9 +1,9 @@
-"""A real model folder whose weights are made so that it says given replies: agents can run whole jobs on it.
+"""A real model folder whose weights make it say given replies, so that agents can run whole jobs on it.
 
-Each reply is cut into pieces that are tokens of their own. A token's embedding is one axis, the layers add
-nothing to it, and the output matrix leads from each piece to the next: the forward pass and the sampler are
-the ordinary ones, and the most probable token leads so far that any temperature gives it. Which reply it is
-says a mark that the chat template puts behind ``<|im_start|>assistant``; everything else is rendered in full.
+Each reply is cut into pieces that are separate tokens. A token's embedding is one axis, the layers add
+nothing to it, and the output matrix leads from each piece to the next. Forward pass and sampler are the
+ordinary ones; the most probable token leads by so much that any temperature gives it. A mark that the chat
+template puts after ``<|im_start|>assistant`` selects the reply; the rest of the chat is rendered in full.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from engine.worker.loading.tiny_models import make_model_folder
 
 BASE_VOCAB_SIZE = 512
 LEAD = 60.0
-"""Lead of the next piece's logit over all others."""
+"""The amount by which the next piece's logit exceeds all others."""
 PIECE_LENGTHS = (5, 6, 7, 4, 8, 3, 9, 10, 11, 12)
-"""Lengths in characters, in order of preference; longer ones where replies are too alike."""
+"""Lengths in characters, in order of preference; longer ones for similar replies."""
 _TEMPLATE = Path(__file__).with_name("scripted_chat_template.jinja")
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the model answers in one kind of conversation.
+    """The model's replies in one kind of conversation.
 
-    A conversation is of this kind if ``cue`` occurs in its tools or its first message. The reply is the
-    first, the second ... by how often the assistant has spoken; after the last one, the last again.
+    A conversation is of this kind if ``cue`` is in its tools or its first message. The n-th assistant message
+    is the n-th reply; after the last reply, the last again.
     """
 
     cue: str
@@ -43,13 +43,13 @@ class Script:
 
 
 def tool_call(name: str, **arguments: object) -> str:
-    """A call as the model writes it, exactly as the chat template renders it in the next turn."""
+    """A call as the model writes it, which the chat template renders the same in the next turn."""
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def make_scripted_model(folder: Path, scripts: Sequence[Script], max_model_len: int = 16384) -> Path:
-    """Write the folder; replies must be ASCII, as added tokens are, and no two may be equal."""
+    """Writes the folder; replies must be ASCII, as added tokens are, and differ from each other."""
     pieces = _Pieces()
     cuts = {
         (script.cue, n): pieces.cut(reply) for script in scripts for n, reply in enumerate(script.replies)
@@ -88,7 +88,7 @@ def _template(scripts: Sequence[Script], marks: dict[tuple[str, int], str]) -> s
 
 
 def _write_weights(folder: Path, vocab_size: int, chains: list[list[int]]) -> None:
-    """Each chain's tokens lead to one another; every other token leads to the end, as the end itself does."""
+    """Makes each chain's tokens lead to one another; every other token, and the end, lead to the end."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
     hidden_size = tensors["model.embed_tokens.weight"].shape[1]
@@ -105,7 +105,7 @@ def _write_weights(folder: Path, vocab_size: int, chains: list[list[int]]) -> No
             embedding[token, axis] = 1.0
             output[following, axis] = 1.0
     tensors["model.embed_tokens.weight"] = embedding
-    # The final norm makes an axis of length 1 one of length sqrt(hidden_size).
+    # The final norm scales an axis of length 1 to length sqrt(hidden_size).
     tensors["lm_head.weight"] = output * (LEAD / math.sqrt(hidden_size))
     for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -120,15 +120,15 @@ def _write_weights(folder: Path, vocab_size: int, chains: list[list[int]]) -> No
 
 @dataclass(slots=True)
 class _Pieces:
-    """Pieces of replies, all different, such that the tokenizer cuts each reply just so.
+    """Distinct pieces such that the tokenizer cuts each reply exactly into them.
 
-    The tokenizer takes the longest piece that fits at each place. So no piece may be longer than the one
-    that was cut there, wherever a piece of any reply starts.
+    The tokenizer takes the longest matching piece at each position. So where a piece of any reply starts, no
+    longer piece may match than the one cut there.
     """
 
     _taken: list[str] = field(default_factory=list)
     _starts: list[tuple[str, int]] = field(default_factory=list)
-    """What follows a place where a piece starts, and that piece's length."""
+    """The text after each position where a piece starts, and that piece's length."""
 
     def __len__(self) -> int:
         return len(self._taken)
@@ -142,7 +142,7 @@ class _Pieces:
         return self._taken[first:]
 
     def _cut_from(self, reply: str, start: int, hopeless: set[int]) -> bool:
-        """Depth first: cut the rest of the reply, or leave everything as it was."""
+        """Cuts the rest of the reply depth first, or leaves everything unchanged."""
         rest = reply[start:]
         if not rest:
             return True

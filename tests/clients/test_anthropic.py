@@ -1,4 +1,4 @@
-"""The anthropic library on the Messages API, its user calling the tools."""
+"""The anthropic library with the Messages API; the test calls the tools."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def whole(client: anthropic.Anthropic, request: Any) -> anthropic.types.Message:
 
 
 def streamed(client: anthropic.Anthropic, request: Any) -> anthropic.types.Message:
-    """By the library's helper, which puts the message together from its events."""
+    """Streams with the library's helper, which assembles the message from its events."""
     with client.messages.stream(**request) as stream:
         kinds = [event.type for event in stream]
         message = stream.get_final_message()
@@ -47,8 +47,8 @@ def streamed(client: anthropic.Anthropic, request: Any) -> anthropic.types.Messa
 def test_a_job_of_tool_calls(
     client: anthropic.Anthropic, wire: Wiretap, create: Any, extra: list[Any]
 ) -> None:
-    """The loop of the documentation; what usage says of the cache adds up to the tokens that were counted.
-    Pictures in results end nothing."""
+    """The documentation's loop runs; the cache fields of usage add up to the counted tokens. Pictures in
+    results do not end the job."""
     weather = Weather()
     request: dict[str, Any] = {
         "model": "tiny",
@@ -92,8 +92,8 @@ def results_of(message: anthropic.types.Message, weather: Weather, extra: list[A
 
 
 def test_the_librarys_own_loop(client: anthropic.Anthropic, wire: Wiretap) -> None:
-    """Its tool runner calls the tools and sends their results until there are no more calls. It would have
-    the server hold the conversation, and sends all of it when told that this is not done here."""
+    """The library's tool runner calls the tools and sends results until the model makes no more calls. It
+    requests a server-held conversation, and sends all messages when that is refused."""
     weather = Weather()
     runner = client.beta.messages.tool_runner(
         model="tiny",

@@ -47,7 +47,7 @@ _EVENTS: TypeAdapter[BetaRawMessageStreamEvent] = TypeAdapter(BetaRawMessageStre
 
 
 class Conversation:
-    """One conversation of a session: the client's own part in it, turn by turn."""
+    """One conversation of a session, as the client keeps it."""
 
     def __init__(self, wire: Wiretap, shape: str, headers: dict[str, str], user_id: str) -> None:
         self._wire = wire
@@ -57,7 +57,7 @@ class Conversation:
         self.receipts: list[dict[str, Any]] = []
 
     def turn(self) -> BetaMessage:
-        """Ask; what is answered becomes part of the history."""
+        """Sends a turn; the answer becomes part of the history."""
         self._sign()
         answer = httpx.post(
             f"{self._wire.url}/v1/messages",
@@ -74,12 +74,12 @@ class Conversation:
         return message
 
     def _sign(self) -> None:
-        """The billing text holds a hash of the request: it is another one each time."""
+        """Writes the billing text, which holds a hash of the request and so differs in each."""
         head = self.body["system"][0]["text"].rpartition("cch=")[0]
         self.body["system"][0]["text"] = f"{head}cch={uuid4().hex[:5]};"
 
     def _events(self, answer: httpx.Response) -> Iterator[BetaRawMessageStreamEvent]:
-        """As the library's own types; the event's name is its type, as its parsers require."""
+        """Yields the library's own event types; the event's name is its type, as its parsers require."""
         for event in answer.text.strip().split("\n\n"):
             name, data = event.split("\n")
             if name == "event: ping":
@@ -89,7 +89,7 @@ class Conversation:
             yield read
 
     def give_results(self, message: BetaMessage, *results: str) -> None:
-        """The results of the calls in order; the mark of what is to be cached moves to the last of them."""
+        """Adds the results of the calls in order and moves the cache mark to the last of them."""
         for earlier in self.body["messages"]:
             if isinstance(earlier["content"], list):
                 for block in earlier["content"]:
@@ -103,7 +103,7 @@ class Conversation:
         self.body["messages"].append({"role": "user", "content": blocks})
 
     def count_tokens(self) -> int:
-        """Its own count of the next prompt, for which it sends less."""
+        """Counts the next prompt as the client does, with a smaller body."""
         counted = ("model", "messages", "system", "tools", "thinking")
         answer = httpx.post(
             f"{self._wire.url}/v1/messages/count_tokens",
@@ -117,7 +117,7 @@ class Conversation:
 
 
 def assembled(events: list[BetaRawMessageStreamEvent]) -> BetaMessage:
-    """The message of a stream, as a client adds it up."""
+    """Assembles the message of a stream as a client does."""
     first = events[0]
     assert first.type == "message_start"
     message = first.message.model_dump()
@@ -150,7 +150,7 @@ def kinds(message: BetaMessage) -> list[str]:
 
 
 def identity(form: str, session: str) -> tuple[dict[str, str], str]:
-    """How versions of Claude Code have named their session: extra headers, and the user id of the body."""
+    """How versions of Claude Code name their session: extra headers, and the body's user id."""
     old = f"user_{'0' * 64}_account_{uuid4()}_session_{session}"
     new = json.dumps({"device_id": "9f2c0d1e4b7a", "account_uuid": "", "session_id": session})
     match form:
@@ -164,8 +164,8 @@ def identity(form: str, session: str) -> tuple[dict[str, str], str]:
 
 @pytest.mark.parametrize("form", ["header", "user-id-as-json", "user-id-as-text"])
 def test_a_session_is_one_job(wire: Wiretap, form: str) -> None:
-    """Thinking and calls come back well formed; each turn finds all of the one before it in the cache,
-    although the billing text at the very start of the prompt is another one each time."""
+    """Reasoning and calls are well formed; each turn finds the whole one before it in the cache, although the
+    billing text at the prompt's start always differs."""
     session = str(uuid4())
     conversation = Conversation(wire, "body", *identity(form, session))
 
@@ -187,7 +187,7 @@ def test_a_session_is_one_job(wire: Wiretap, form: str) -> None:
 
 
 def test_tokens_are_counted_as_a_turn_has_them(wire: Wiretap) -> None:
-    """The count before a turn is what its usage says: read from the cache, and not."""
+    """The count before a turn equals the tokens of its usage, cached or not."""
     conversation = Conversation(wire, "body", *identity("header", str(uuid4())))
     for results in (("a", "b"), ("c",)):
         counted = conversation.count_tokens()
@@ -201,7 +201,7 @@ def test_tokens_are_counted_as_a_turn_has_them(wire: Wiretap) -> None:
 
 @pytest.mark.slow
 def test_the_title_of_a_session_is_json(wire: Wiretap) -> None:
-    """Claude Code asks for it beside the session, under its id, and wants JSON of a schema."""
+    """Claude Code requests a title under the session's id, as JSON of a schema."""
     names = identity("header", str(uuid4()))
     session, aside = (Conversation(wire, shape, *names) for shape in ("body", "title_body"))
     asked = session.turn()
@@ -214,7 +214,8 @@ def test_the_title_of_a_session_is_json(wire: Wiretap) -> None:
 
 
 def test_a_subagent_in_the_same_session_is_kept_apart(wire: Wiretap) -> None:
-    """Subagents have their parent's session id: both conversations find their own prefix, turn about."""
+    """Subagents have their parent's session id: as they alternate, both conversations find their own
+    prefix."""
     names = identity("header", str(uuid4()))
     parent, subagent = (Conversation(wire, shape, *names) for shape in ("body", "subagent_body"))
     asked = parent.turn()

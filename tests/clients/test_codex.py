@@ -47,7 +47,7 @@ class Thread:
         self.body = deepcopy(SHAPE["body"]) | {"prompt_cache_key": cache_key}
 
     def turn(self) -> list[dict[str, Any]]:
-        """Ask; the items of the answer, as they were when each was done, become part of the history."""
+        """Sends a turn; the items of the answer, as they were when done, become part of the history."""
         answer = httpx.post(
             f"{self._wire.url}/v1/responses", headers=self._headers, json=self.body, timeout=60
         )
@@ -80,14 +80,14 @@ class Thread:
 
 
 def _as_sent_back(item: dict[str, Any]) -> dict[str, Any]:
-    """Codex keeps what its own types have: no state, and no ids where nothing is stored."""
+    """Drops status and ids, which Codex does not keep if nothing is stored."""
     return {name: value for name, value in item.items() if name not in ("id", "status")}
 
 
 @pytest.mark.parametrize("form", ["session-id", "session_id", "prompt_cache_key"])
 def test_a_thread_is_one_job(wire: Wiretap, form: str) -> None:
-    """Calls of functions, of the custom tool and of one in a namespace come as the items Codex knows them by,
-    and are understood when they are sent back; each turn finds all of the one before it in the cache."""
+    """Calls of functions, of the custom tool and of a namespace are in Codex's item types, and are understood
+    when sent back; each turn finds the whole one before it in the cache."""
     thread_id = str(uuid4())
     thread = Thread(wire, {} if form == "prompt_cache_key" else {form: thread_id}, thread_id)
 

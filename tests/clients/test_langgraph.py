@@ -1,4 +1,4 @@
-"""An agent as a LangGraph graph around langchain-openai's model; LangGraph's own node calls the tools."""
+"""A LangGraph agent with langchain-openai's model; LangGraph's own node calls the tools."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.clients.wiretap import Wiretap
 
 @pytest.fixture
 async def http() -> AsyncIterator[openai.DefaultAsyncHttpxClient]:
-    """LangChain would keep connections of its own open for other event loops."""
+    """Without it LangChain would keep its own connections open for other event loops."""
     async with openai.DefaultAsyncHttpxClient() as client:
         yield client
 
 
 def graph(wire: Wiretap, http: openai.DefaultAsyncHttpxClient, weather: Weather, *, streaming: bool) -> Any:
-    """Model and tools in a circle, until the model calls none."""
+    """A graph that loops over model and tools until the model makes no call."""
     tools = [
         StructuredTool.from_function(weather.get_temperature),
         StructuredTool.from_function(weather.subtract),
@@ -59,7 +59,7 @@ def first_state() -> dict[str, list[Any]]:
 
 
 async def test_a_job_of_tool_calls(wire: Wiretap, http: openai.DefaultAsyncHttpxClient) -> None:
-    """The graph runs to its end; LangChain's own usage says what was cached."""
+    """The graph runs to its end; LangChain's usage has the cached tokens."""
     weather = Weather()
     state = await graph(wire, http, weather, streaming=False).ainvoke(first_state())
     check(weather, state["messages"])
@@ -67,7 +67,7 @@ async def test_a_job_of_tool_calls(wire: Wiretap, http: openai.DefaultAsyncHttpx
 
 
 async def test_a_streamed_job_of_tool_calls(wire: Wiretap, http: openai.DefaultAsyncHttpxClient) -> None:
-    """Pieces of the messages come out of the graph while it runs."""
+    """The graph yields pieces of the messages while it runs."""
     weather = Weather()
     pieces = 0
     state: dict[str, Any] = {}
@@ -83,7 +83,7 @@ async def test_a_streamed_job_of_tool_calls(wire: Wiretap, http: openai.DefaultA
 
 
 def check(weather: Weather, messages: list[Any]) -> None:
-    assert sorted(weather.calls[:2]) == sorted(CALLS[:2])  # LangGraph runs them side by side
+    assert sorted(weather.calls[:2]) == sorted(CALLS[:2])  # LangGraph runs them concurrently.
     assert weather.calls[2:] == CALLS[2:]
     assert messages[-1].content == ANSWER
     spoken = [message for message in messages if isinstance(message, AIMessage)]

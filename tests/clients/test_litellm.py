@@ -1,4 +1,4 @@
-"""litellm's completion, which many agents call under other names, with the tools called by hand."""
+"""litellm's completion, which many agents wrap; the test calls the tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.clients.test_openai_chat import CHAT_TOOLS
 from tests.clients.weather import ANSWER, CALLS, INSTRUCTIONS, Weather, question
 from tests.clients.wiretap import Wiretap
 
-# litellm reads pydantic's fields in a way that pydantic has given up.
+# litellm reads pydantic's fields in a way that pydantic has deprecated.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Accessing the 'model_:pydantic.warnings.PydanticDeprecatedSince211"
 )
@@ -24,7 +24,7 @@ PATHS = {"hosted_vllm": "/v1", "openai": "/v1", "anthropic": ""}
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("provider", list(PATHS))
 def test_a_job_of_tool_calls(wire: Wiretap, provider: str, streamed: bool) -> None:
-    """By each name under which litellm knows such a server."""
+    """A job runs under each provider name that litellm has for such a server."""
     weather = Weather()
     messages: list[Any] = [
         {"role": "system", "content": INSTRUCTIONS},
@@ -57,7 +57,7 @@ def reply(wire: Wiretap, provider: str, messages: list[Any], *, streamed: bool) 
     if streamed:
         chunks = list(answer)
         answer = litellm.stream_chunk_builder(chunks, messages=messages)
-        # The builder takes the reason from the last chunk, which is the one with the usage and has none.
+        # The builder takes the reason from the last chunk, which has the usage and no reason.
         (answer.choices[0].finish_reason,) = filter(
             None, (chunk.choices[0].finish_reason for chunk in chunks)
         )
@@ -70,7 +70,8 @@ def reply(wire: Wiretap, provider: str, messages: list[Any], *, streamed: bool) 
 
 @pytest.mark.parametrize("provider", list(PATHS))
 def test_errors_are_what_the_library_knows_them_as(wire: Wiretap, provider: str) -> None:
-    """Agents shorten their history at one of these, and try another model at the other."""
+    """Both errors map to litellm's: agents shorten their history at one and try another model at the
+    other."""
     arguments: dict[str, Any] = {
         "api_base": wire.url + PATHS[provider],
         "api_key": "none",

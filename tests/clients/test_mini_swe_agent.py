@@ -1,4 +1,4 @@
-"""mini-swe-agent mends a file in a temporary folder: with its bash tool, and with commands in fences."""
+"""mini-swe-agent repairs a file in a temporary folder: with its bash tool, and with fenced commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TEXT_SCRIPT = Script(
 
 @pytest.fixture(autouse=True)
 def settings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent makes and reads its own folder when it is imported: it gets one of ours."""
+    """Gives the agent a folder, since it creates and reads one on import."""
     monkeypatch.setenv("MSWEA_GLOBAL_CONFIG_DIR", str(tmp_path_factory.mktemp("mini-swe-agent")))
     monkeypatch.setenv("MSWEA_SILENT_STARTUP", "1")
 
@@ -42,7 +42,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     ids=["bash-tool", "fenced"],
 )
 def test_a_job_of_commands(wire: Wiretap, tmp_path: Path, kind: str, config: str) -> None:
-    """The agent's own loop with its own prompts: the commands really run, and it submits."""
+    """The agent's own loop and prompts run: the commands are executed, and it submits."""
     from minisweagent.agents.default import DefaultAgent
     from minisweagent.config import get_config_from_spec
     from minisweagent.environments.local import LocalEnvironment

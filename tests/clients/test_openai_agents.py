@@ -1,4 +1,4 @@
-"""openai-agents, its runner calling the tools: on the Responses API, its default, and on chat completions."""
+"""openai-agents, whose runner calls the tools: with the Responses API, its default, and chat completions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def agent(model: Model, weather: Weather) -> Agent[None]:
 
 
 async def test_a_job_of_tool_calls(model: Model, wire: Wiretap) -> None:
-    """The runner's loop to its final output; its usage says what was cached."""
+    """The runner reaches its final output; its usage has the cached tokens."""
     weather = Weather()
     result = await Runner.run(agent(model, weather), question(), run_config=RunConfig(tracing_disabled=True))
     assert result.final_output == ANSWER
@@ -59,7 +59,7 @@ async def test_a_job_of_tool_calls(model: Model, wire: Wiretap) -> None:
 
 
 async def test_a_streamed_job_of_tool_calls(model: Model, wire: Wiretap) -> None:
-    """The runner's events come while it runs."""
+    """The runner yields events while it runs."""
     weather = Weather()
     run = Runner.run_streamed(agent(model, weather), question(), run_config=RunConfig(tracing_disabled=True))
     num_deltas = 0
@@ -72,7 +72,7 @@ async def test_a_streamed_job_of_tool_calls(model: Model, wire: Wiretap) -> None
 
 
 async def test_a_session_that_the_server_keeps(client: openai.AsyncOpenAI) -> None:
-    """The runner's items are in a conversation here, and can be taken back."""
+    """The runner's items are in a conversation on the server, and can be removed."""
     session = OpenAIConversationsSession(openai_client=client)
     weather = Weather()
     result = await Runner.run(

@@ -1,4 +1,4 @@
-"""The openai library on chat completions, its user calling the tools."""
+"""The openai library with chat completions; the test calls the tools."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def client(wire: Wiretap) -> Iterator[openai.OpenAI]:
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 def test_a_job_of_tool_calls(client: openai.OpenAI, wire: Wiretap, streamed: bool) -> None:
-    """A loop written by hand, as the documentation shows it: parallel calls, then one that uses them."""
+    """A loop as the documentation shows it: parallel calls, then one that uses their results."""
     weather = Weather()
     messages: list[Any] = [
         {"role": "system", "content": INSTRUCTIONS},
@@ -74,7 +74,7 @@ def streamed_reply(client: openai.OpenAI, messages: list[Any]) -> Any:
 
 
 async def test_jobs_that_run_at_the_same_time(wire: Wiretap) -> None:
-    """Their prompts begin alike and come mixed, and nobody names a job: each turn finds its own."""
+    """Unnamed jobs with similar prompts run interleaved, and each turn finds its own job."""
     async with openai.AsyncOpenAI(base_url=f"{wire.url}/v1", api_key="none", max_retries=0) as client:
         await asyncio.gather(*(job_side_by_side(client, question()) for _ in range(8)))
     jobs: dict[str, list[dict[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""The openai library on the Responses API, its user calling the tools: with and without kept history."""
+"""The openai library with the Responses API, with and without stored history; the test calls the tools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def whole(client: openai.OpenAI, **request: Any) -> Any:
 
 
 def streamed(client: openai.OpenAI, **request: Any) -> Any:
-    """The library puts the response together from its events, and refuses those that do not fit."""
+    """The library assembles the response from its events, and rejects events that do not fit."""
     stream = client.responses.stream(model="tiny", tools=RESPONSE_TOOLS, instructions=INSTRUCTIONS, **request)
     with stream as events:
         kinds = [event.type for event in events]
@@ -50,7 +50,7 @@ def results_of(response: Any, weather: Weather) -> list[Any]:
 
 @pytest.mark.parametrize("create", [whole, streamed])
 def test_a_job_that_keeps_its_own_history(client: openai.OpenAI, wire: Wiretap, create: Any) -> None:
-    """Nothing is stored; every turn sends all items, the model's own among them."""
+    """Nothing is stored; every turn sends all items, including the model's."""
     weather = Weather()
     items: list[Any] = [{"role": "user", "content": question()}]
     response = create(client, input=items, store=False)
@@ -63,13 +63,13 @@ def test_a_job_that_keeps_its_own_history(client: openai.OpenAI, wire: Wiretap, 
 
 
 def as_input(item: Any) -> Any:
-    """The library's streamed items carry fields of its own parsing, which it does not send either."""
+    """Drops the parsing fields of the library's streamed items, which the library does not send either."""
     return {name: value for name, value in item.to_dict().items() if not name.startswith("parsed")}
 
 
 @pytest.mark.parametrize("create", [whole, streamed])
 def test_a_job_that_names_the_response_before(client: openai.OpenAI, wire: Wiretap, create: Any) -> None:
-    """The server keeps the history; a turn sends only the results."""
+    """The server stores the history; a turn sends only the results."""
     weather = Weather()
     response = create(client, input=question())
     while results := results_of(response, weather):

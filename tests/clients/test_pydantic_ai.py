@@ -1,4 +1,4 @@
-"""A pydantic-ai agent, by each of its models that speaks one of the server's APIs."""
+"""A pydantic-ai agent, with each of its models that uses one of the server's APIs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def agent(model: Model, weather: Weather) -> Agent[None, str]:
 
 
 async def test_a_job_of_tool_calls(model: Model, wire: Wiretap) -> None:
-    """The agent's run; its usage says what was cached."""
+    """The agent's run ends; its usage has the cached tokens."""
     weather = Weather()
     result = await agent(model, weather).run(question())
     assert result.output == ANSWER
@@ -62,7 +62,7 @@ async def test_a_job_of_tool_calls(model: Model, wire: Wiretap) -> None:
 
 
 async def test_a_streamed_job_of_tool_calls(model: Model, wire: Wiretap) -> None:
-    """The agent's events come while it runs."""
+    """The agent yields events while it runs."""
     weather = Weather()
     num_deltas, output = 0, ""
     async with agent(model, weather).run_stream_events(question()) as events:

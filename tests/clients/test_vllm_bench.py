@@ -1,5 +1,5 @@
-"""What ``vllm bench serve`` asks of a server, request for request as its 0.33 does: which model there is, a
-profiler that may be missing, counters before and after, and streams of which it times each event."""
+"""Requests of ``vllm bench serve`` 0.33: the model list, a profiler that may be missing, counters before and
+after, and streams of which it times each event."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUFFIX = '{"method": "suffix", "weigh_costs": false}'
 
 @pytest.fixture(scope="module")
 def benched(model_folder: Path) -> Iterator[Server]:
-    """One that drafts: then the client reports acceptance, too."""
+    """A server with drafts, for which the client also reports acceptance."""
     with running_server(
         model_folder, "--num-gpu-blocks-override", "400", "--speculative-config", SUFFIX
     ) as running:
@@ -39,17 +39,17 @@ def http(benched: Server) -> Iterator[httpx.Client]:
 
 @dataclass
 class Timed:
-    """What the client keeps of one stream."""
+    """What the client records of one stream."""
 
     events: int = 0
-    """Events that it takes for tokens: the first gives the time to the first token."""
+    """Events that it counts as tokens: the first gives the time to the first token."""
     text: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
     done: bool = False
 
 
 def completions(http: httpx.Client, **more: Any) -> Timed:
-    """As of its backends ``openai`` and ``vllm``."""
+    """Sends a completion as its backends ``openai`` and ``vllm`` do."""
     body = {
         "model": http.get("/v1/models").json()["data"][0]["id"],
         "prompt": PROMPT,
@@ -71,7 +71,8 @@ def completions(http: httpx.Client, **more: Any) -> Timed:
 
 
 def chat(http: httpx.Client, **more: Any) -> Timed:
-    """As of ``openai-chat``: an event counts if its delta has text, or an empty one and no role."""
+    """Sends a chat as ``openai-chat`` does: an event counts if its delta has text, or is empty without a
+    role."""
     body = {
         "model": "tiny",
         "messages": [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}],
@@ -95,7 +96,7 @@ def chat(http: httpx.Client, **more: Any) -> Timed:
 
 
 def events(http: httpx.Client, path: str, body: dict[str, Any], timed: Timed) -> Iterator[dict[str, Any]]:
-    """Messages of the stream: comments are skipped, and each other one is ``data:``."""
+    """Yields the stream's ``data:`` messages; comments are skipped."""
     headers = {"x-request-id": "bench-1a2b3c4d-0"}
     with http.stream("POST", path, json=body, headers=headers) as answer:
         assert answer.status_code == 200, answer.read()
@@ -110,7 +111,7 @@ def events(http: httpx.Client, path: str, body: dict[str, Any], timed: Timed) ->
 
 
 def drafts(http: httpx.Client) -> dict[str, int]:
-    """Its sums of the series whose names end in ``_total``."""
+    """The client's sums of the series whose names end in ``_total``."""
     sums: dict[str, int] = {}
     for line in http.get("/metrics").text.splitlines():
         if found := re.match(r"vllm:spec_decode_(\w+)_total(?:\{.*\})? (\S+)$", line):
@@ -119,8 +120,8 @@ def drafts(http: httpx.Client) -> dict[str, int]:
 
 
 def test_its_requests_are_answered_as_it_reads_them(http: httpx.Client) -> None:
-    """Completions and chat: an event for the first token, one usage behind all choices, then the end; as many
-    tokens as it asked for where it says so."""
+    """Completions and chats: an event for the first token, one usage after all choices, then the end; exactly
+    the requested tokens where it says so."""
     for ask in (completions, chat):
         timed = ask(http, ignore_eos=True, temperature=0.0)
         assert timed.events >= 1
@@ -144,7 +145,7 @@ def test_so_is_what_its_flags_add(http: httpx.Client, more: dict[str, Any]) -> N
 
 
 def test_it_reads_what_became_of_drafts(http: httpx.Client) -> None:
-    """From counters before and after; there is a series for each place of a draft."""
+    """Draft counters are read before and after; there is a series for each draft position."""
     before = drafts(http)
     for _ in range(3):
         completions(http, ignore_eos=True, temperature=0.0)
@@ -158,8 +159,8 @@ def test_it_reads_what_became_of_drafts(http: httpx.Client) -> None:
 
 
 def test_a_model_is_found_and_a_profiler_is_not(http: httpx.Client, model_folder: Path) -> None:
-    """Without ``--model`` it takes the first, and its ``root`` for a tokenizer; without a profiler it goes
-    on."""
+    """Without ``--model`` it takes the first model, and its ``root`` as tokenizer; without a profiler it
+    continues."""
     first = http.get("/v1/models").json()["data"][0]
     assert (first["id"], first["root"]) == ("tiny", str(model_folder))
     for path in ("/start_profile", "/stop_profile"):

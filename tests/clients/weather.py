@@ -1,4 +1,5 @@
-"""The job that the client libraries do: two lookups at once, a sum with their results, then the answer."""
+"""The job that the client libraries run: two parallel lookups, a calculation with their results, then the
+answer."""
 
 from __future__ import annotations
 
@@ -47,13 +48,13 @@ _questions = count(1)
 
 
 def question() -> str:
-    """A new one each time, so that no job begins with another's prompt."""
+    """Returns a new question each time, so that no job begins with another's prompt."""
     return f"Question {next(_questions)}: is it warmer in Paris or in Oslo, and by how much?"
 
 
 @dataclass(slots=True)
 class Weather:
-    """The tools, and what they were asked."""
+    """The tools, and a record of their calls."""
 
     calls: list[str] = field(default_factory=list)
 
@@ -68,7 +69,7 @@ class Weather:
         return str(a - b)
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """The tool of this name, for a client that leaves the calling to its user."""
+        """The tool of this name, for a client whose user calls the tools."""
         if name == "subtract":
             return self.subtract(**arguments)
         assert name == "get_temperature"

@@ -1,4 +1,4 @@
-"""Stands between a client and the server: passes every byte on unchanged, and remembers what was said."""
+"""A proxy between a client and the server: passes every byte unchanged and records the exchanges."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Exchange:
         return [json.loads(line) for line in data if line != "[DONE]"]
 
     def receipt(self) -> dict[str, Any]:
-        """What the engine did for the turn's job, from the last ``usage`` that says it."""
+        """The job's receipt, from the last ``usage`` that has one."""
         found = [usage["receipt"] for usage in self._usages() if usage.get("receipt")]
         assert found, f"no receipt in {self.documents()[-3:]}"
         receipt = found[-1]
@@ -67,7 +67,7 @@ class Exchange:
 
 @dataclass(slots=True)
 class Wiretap:
-    """A clean page for each test: ``exchanges`` are those since ``clear``."""
+    """Records ``exchanges``; ``clear`` starts a new record for each test."""
 
     url: str
     exchanges: list[Exchange] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Wiretap:
         self.exchanges.clear()
 
     def turns(self) -> list[Exchange]:
-        """What made the model speak."""
+        """The successful exchanges that generated text."""
         return [
             exchange
             for exchange in self.exchanges
@@ -84,10 +84,10 @@ class Wiretap:
         ]
 
     def check_one_kept_job(self, num_turns: int = NUM_TURNS, *, streamed: bool, named: bool = False) -> None:
-        """These were the turns of one job, and each found the one before it.
+        """Checks that these were the turns of one job, and each found the one before it.
 
-        The pin of each turn was handed over to the next, which found the whole prompt of the one before in
-        the cache, and nothing of the job was computed twice. Nobody ``named`` the job.
+        The pin of each turn was handed over to the next, which found the whole previous prompt in the cache,
+        and nothing was computed twice. No client ``named`` the job.
         """
         turns = self.turns()
         assert [turn.streamed for turn in turns] == [streamed] * num_turns
@@ -98,7 +98,7 @@ class Wiretap:
 
 
 def check_one_kept_job(receipts: list[dict[str, Any]]) -> None:
-    """The receipts of one job: every pin handed over, every prompt found again, nothing computed twice."""
+    """Checks one job's receipts: every pin handed over, every prompt cached, nothing computed twice."""
     assert len({receipt["job_id"] for receipt in receipts}) == 1
     assert [receipt["turn"] for receipt in receipts] == list(range(1, len(receipts) + 1))
     assert receipts[0]["prompt_tokens"] > 4 * BLOCK_SIZE
@@ -112,7 +112,7 @@ def check_one_kept_job(receipts: list[dict[str, Any]]) -> None:
 
 @contextmanager
 def tapped(server_url: str) -> Iterator[Wiretap]:
-    """A wiretap before this server, running in a thread."""
+    """Runs a wiretap for this server in a thread."""
     listener = socket.create_server(("127.0.0.1", 0))
     tap = Wiretap(f"http://127.0.0.1:{listener.getsockname()[1]}")
     forwarder = _Forwarder(tap, server_url)

@@ -4,8 +4,8 @@ Prints ``N of M steps agree`` and the first difference of each case that has one
 differs. A step after the first difference of its case counts as differing too: its state is no longer the
 recorded one.
 
-One decision of V1 is not ours: where a request preempts itself V1 ends the step, also for those behind it
-that have room. So that all else can be compared it is taken over here (``V1Scheduler``).
+One decision of V1 is not ours: if a request preempts itself, V1 ends the step, even if requests after it
+would fit. To compare all other decisions, ``V1Scheduler`` adopts it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GoldenRequest(msgspec.Struct):
 
 
 class GoldenStep(msgspec.Struct):
-    """Everything the recording says about one ``schedule()`` and the update after it."""
+    """Everything recorded about one ``schedule()`` and the update after it."""
 
     step: int
     new: list[str]
@@ -72,12 +72,12 @@ class GoldenCase(msgspec.Struct):
 
 
 def sample(request_id: str, position: int) -> int:
-    """The recording's model: a function of the request and the number of tokens so far."""
+    """The recording's model: a function of the request and the number of its tokens."""
     return (1000003 * crc32(request_id.encode()) + 7919 * position) % 30000 + 100
 
 
 class V1Scheduler(Scheduler):
-    """Ours, but that nobody behind a request that preempts itself runs in that step."""
+    """Our scheduler, except that no request after one that preempts itself runs in that step."""
 
     def _preempt(self, victim: Request, step: Step, index: int) -> int:
         preempts_itself = self.running[index] is victim
@@ -153,7 +153,7 @@ class Replay:
             self.scheduler.add_request(request, float(number))
 
     def _run(self, plan: SchedulerOutput, now: float) -> list[str]:
-        """Sample for every request whose tokens are all computed; returns who finished."""
+        """Samples for every request whose tokens are all computed; returns those that finished."""
         requests = [self.scheduler.requests[i] for i in plan.num_scheduled_tokens]
         done = [r for r in requests if r.num_computed_tokens == r.num_tokens]
         result = ModelRunnerOutput(

@@ -1,4 +1,4 @@
-"""The recorded decisions of an independent V1 scheduler are ours too, step for step."""
+"""Our scheduler decides step for step as recorded from an independent V1 scheduler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def recorded() -> Path:
 
 
 def test_every_recorded_step_agrees(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All 60 cases: order, tokens, prefix hits, preemptions, free blocks and finishes of every step."""
+    """All 60 cases agree: order, tokens, prefix hits, preemptions, free blocks and finishes of every step."""
     assert golden.main([str(recorded)]) == 0
     assert capsys.readouterr().out == "16393 of 16393 steps agree\n"
 
@@ -29,7 +29,7 @@ def test_every_recorded_step_agrees(recorded: Path, capsys: pytest.CaptureFixtur
 def test_a_wrong_recording_is_noticed(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One free block more in one step of the recording, and the replay says which step differs."""
+    """With one free block more in one recorded step, the replay names the step that differs."""
     with gzip.open(recorded, "rb") as lines:
         case = msgspec.json.decode(next(lines), type=golden.GoldenCase)
     case.steps[50].free_blocks += 1

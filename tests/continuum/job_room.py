@@ -1,4 +1,5 @@
-"""A room with the agent policy in it, and turns as clients ask for them: named or not, counted or not."""
+"""An engine room with the agent policy, and turns as clients send them: with or without a job name or
+counts."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ BLOCK = 16
 
 
 class JobRoom(EngineRoom):
-    """Prompts are made of tokens below ``1000``; what the model says is above."""
+    """Prompts consist of tokens below ``1000``; the model's tokens are above."""
 
     def __init__(
         self,
@@ -27,7 +28,7 @@ class JobRoom(EngineRoom):
         on_request_ended: Callable[[Request, float], None] | None = None,
         **options: object,
     ) -> None:
-        """``options`` are ContinuumConfig's."""
+        """``options`` are fields of ContinuumConfig."""
         context = PolicyContext(block_size, num_blocks - 1, tracer)
         self.policy = ContinuumPolicy(context, ContinuumConfig(**options))  # type: ignore[arg-type]
         super().__init__(
@@ -53,14 +54,14 @@ class JobRoom(EngineRoom):
         max_tokens: int = 20,
         cache_salt: str | None = None,
     ) -> Request:
-        """A turn arrives; without ``job_id`` its client says nothing of whose it is."""
+        """Adds a turn; without ``job_id`` its client does not name a job."""
         job = JobRef(job_id, last, tenant, num_replies, num_results)
         return self.add(request_id, prompt, max_tokens=max_tokens, job=job, cache_salt=cache_salt)
 
     def turn(
         self, request_id: str, prompt: list[int], job_id: str | None = None, **said: object
     ) -> TurnReceipt:
-        """A turn from its arrival to its end."""
+        """Runs a turn from its arrival to its end."""
         self.ask(request_id, prompt, job_id, **said)  # type: ignore[arg-type]
         self.run()
         receipt = self.finished[request_id].receipt
@@ -68,7 +69,7 @@ class JobRoom(EngineRoom):
         return receipt
 
     def read(self, request_id: str, *commands: str) -> TurnReceipt:
-        """The API server process has read the turn: it called these, or nothing."""
+        """Signals that the API server process has read the turn, with its calls or none."""
         calls = [ToolCall("bash", f'{{"command": "{command}"}}') for command in commands]
         receipt = self.scheduler.signal(ToolGapStarted(request_id, calls), self.clock.now())
         assert receipt is not None

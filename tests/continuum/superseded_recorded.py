@@ -1,4 +1,4 @@
-"""What recorded jobs go on without, by the policy's rule, and how much of it they ask for again after all.
+"""Measures what recorded jobs leave behind, by the policy's rule, and how much of it they request again.
 
 ``python -m tests.continuum.superseded_recorded FILE`` prints it for a file of jobs with block hashes.
 """
@@ -21,7 +21,7 @@ from eval.workloads.job import GapKind, Job, Turn
 
 BLOCK_SIZE = 64
 TURN_S = 10.0
-"""From a turn's arrival to its end, whatever it holds."""
+"""From a turn's arrival to its end, for any turn."""
 MAX_GAP_S = 600.0
 
 
@@ -31,9 +31,9 @@ class Superseded:
 
     num_turns: int = 0
     num_superseding: int = 0
-    """Turns that showed their job to go on without something."""
+    """Turns that superseded some of their job's blocks."""
     num_blocks: int = 0
-    """Blocks of all prompts and answers."""
+    """Distinct blocks of all prompts and answers."""
     num_dead_blocks: int = 0
     """Blocks that were released."""
     num_asked_again: int = 0
@@ -48,7 +48,7 @@ class Superseded:
 
 
 def superseded_in(jobs: Iterable[Job]) -> Superseded:
-    """Each job alone, one turn after the other, as its client would send them."""
+    """Plays each job alone, one turn after the other, as its client sends them."""
     total = Superseded()
     for job in jobs:
         total.add(_Player(job).play())
@@ -56,7 +56,8 @@ def superseded_in(jobs: Iterable[Job]) -> Superseded:
 
 
 class _Player:
-    """One job against a policy of its own; there is no scheduler: every pin is held and all memory free."""
+    """Plays one job against its own policy, without a scheduler: every pin is held and memory is
+    unlimited."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

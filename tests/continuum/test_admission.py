@@ -1,4 +1,4 @@
-"""New jobs wait where those that have begun will need all that can be kept."""
+"""New jobs wait if the jobs that have begun will need all memory that can be kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tracing.tracer import Tracer
 
 BLOCK = 4
 POOL_BLOCKS = 32
-"""All of which may be needed where there is no host tier."""
+"""Blocks of the pool; without a host tier all of them may be needed."""
 HOST_BLOCKS = 40
 """Blocks of the host tier, of which 32 may be needed."""
 MAX_WAIT_S = 50.0
@@ -26,7 +26,7 @@ HOLD_BRIEFLY = replace(CONFIG, ttl_rule="fixed", fixed_ttl_s=2.0)
 
 
 class Room(EngineRoom):
-    """A pool and copies next to it, or none; tools that were never seen are as likely back as not."""
+    """A pool with or without a host tier; a tool never seen is as likely to return as not."""
 
     def __init__(
         self, num_host_blocks: int = HOST_BLOCKS, config: ContinuumConfig = CONFIG, num_states: int = 0
@@ -43,7 +43,7 @@ class Room(EngineRoom):
         )
         self.events: list[TraceEvent] = []
         self.begun: dict[str, int] = {}
-        """The token that is the prompt of a job: no two begin alike by chance."""
+        """The token that a job's prompt repeats: no two begin alike by chance."""
         tracer.add(self)
         super().__init__(
             ContinuumPolicy(context, config),
@@ -66,8 +66,8 @@ class Room(EngineRoom):
         return [e for e in self.events if isinstance(e, JobEvent) and e.kind == "turn_parked"]
 
     def begin(self, job_id: str, num_blocks: int, *commands: str, num_shared: int = 0) -> None:
-        """A job's first turn from its arrival to its end; then it calls these. So many of its blocks are
-        those that others begin with."""
+        """Runs a job's first turn, which then calls ``commands``. ``num_shared`` of its blocks are common to
+        all jobs."""
         prompt = [
             *[1] * (num_shared * BLOCK),
             *[self.begun.setdefault(job_id, 100 + len(self.begun))] * ((num_blocks - num_shared) * BLOCK),
@@ -79,7 +79,7 @@ class Room(EngineRoom):
         self.scheduler.signal(ToolGapStarted(job_id, calls), self.clock.now())
 
     def learn(self, command: str, gap_s: float) -> None:
-        """Calls that took so long."""
+        """Teaches that calls of this command take ``gap_s``."""
         for number in range(12):
             job_id = f"{command}-{number}"
             self.begin(job_id, 1, command)
@@ -101,8 +101,8 @@ def crowded(
     num_shared: int = 0,
     num_states: int = 0,
 ) -> Room:
-    """One turn runs for long, two jobs of so many blocks are about to be back, and a new one as large has
-    come."""
+    """One turn runs for long, two jobs of ``num_blocks`` each will soon return, and a new one as large has
+    arrived."""
     room = Room(num_host_blocks, config, num_states)
     room.learn("ls", 5.0)
     room.add("runs", [50] * 4, max_tokens=80)
@@ -114,7 +114,7 @@ def crowded(
 
 
 def test_a_new_job_waits_for_room_beside_those_that_will_be_back() -> None:
-    """The trace says so once, and why. When one of them has finished it begins."""
+    """The trace reports once that the job waits, and why. It begins when one of the others has finished."""
     room = crowded()
     for _ in range(3):
         room.step()
@@ -122,7 +122,7 @@ def test_a_new_job_waits_for_room_beside_those_that_will_be_back() -> None:
     (parking,) = room.parkings()
     assert parking.req_id == "new"
     assert parking.allowed_blocks == 32
-    assert 28 <= parking.needed_blocks <= 30  # of the two that will be back, and of the turn that runs
+    assert 28 <= parking.needed_blocks <= 30  # both returning jobs, and the running turn
     room.add("one-2", [*room.tokens["one"], 7], job_id="one", is_last_step=True, max_tokens=1)
     for _ in range(4):
         room.step()
@@ -132,8 +132,8 @@ def test_a_new_job_waits_for_room_beside_those_that_will_be_back() -> None:
 
 @pytest.mark.parametrize("num_states", [0, 17])
 def test_without_a_host_tier_they_are_to_find_room_in_the_pool(num_states: int) -> None:
-    """The pins of both have run out, so there is room for it now, and there would not be when they are back.
-    States have a pool of their own, and make no room for KV."""
+    """Both pins have expired, so the new job fits now, but not once the others return. States have a separate
+    pool and free no KV blocks."""
     room = crowded(num_host_blocks=0, config=HOLD_BRIEFLY, num_blocks=11, num_states=num_states)
     room.clock.advance(3.0)
     room.step()
@@ -143,7 +143,7 @@ def test_without_a_host_tier_they_are_to_find_room_in_the_pool(num_states: int) 
 
 
 def test_what_jobs_begin_with_in_common_counts_once() -> None:
-    """The same three jobs, but for six blocks with which all begin."""
+    """With six common first blocks the same three jobs fit."""
     room = crowded(num_host_blocks=0, config=HOLD_BRIEFLY, num_blocks=11, num_shared=6)
     room.clock.advance(3.0)
     room.step()
@@ -153,8 +153,8 @@ def test_what_jobs_begin_with_in_common_counts_once() -> None:
 
 @pytest.mark.parametrize(("num_host_blocks", "takes_s"), [(HOST_BLOCKS, 3000.0), (0, 300.0)])
 def test_whose_calls_take_for_ever_keeps_nobody_out(num_host_blocks: int, takes_s: float) -> None:
-    """Large contexts of calls that are not back in ten minutes leave room; in fifty seconds, where they
-    find nothing held for them."""
+    """Large contexts do not count while their calls take over ten minutes, or over fifty seconds if nothing
+    will be pinned for them."""
     room = Room(num_host_blocks)
     room.learn("sleep", takes_s)
     room.add("runs", [50] * 4, max_tokens=80)
@@ -167,8 +167,8 @@ def test_whose_calls_take_for_ever_keeps_nobody_out(num_host_blocks: int, takes_
 
 
 def test_a_parked_job_waits_no_longer_than_its_bound_and_stands_in_nobodys_way() -> None:
-    """A question that comes later is answered at once, a job that comes later lines up behind; and what the
-    others may need counts no more once it has waited for ``max_wait_s``."""
+    """A later question is answered at once, a later job queues after the parked one. After ``max_wait_s`` the
+    others' needs no longer count."""
     room = crowded()
     room.step()
     room.add("later", [61] * BLOCK, job_id="later", max_tokens=1)
@@ -186,7 +186,8 @@ def test_a_parked_job_waits_no_longer_than_its_bound_and_stands_in_nobodys_way()
 
 
 def test_a_job_that_takes_little_is_not_kept_waiting() -> None:
-    """Of a tenth of the pool at most, where that is called little; and it does not line up behind others."""
+    """A job of at most ``small_job_share`` of the pool begins at once, and does not queue after parked
+    jobs."""
     room = crowded(config=replace(CONFIG, small_job_share=0.1))
     room.add("short", [61] * (3 * BLOCK), job_id="short", max_tokens=1)
     room.add("longer", [62] * (4 * BLOCK), job_id="longer", max_tokens=1)
@@ -197,7 +198,7 @@ def test_a_job_that_takes_little_is_not_kept_waiting() -> None:
 
 
 def test_the_only_job_may_always_begin() -> None:
-    """Whatever the others may need: nothing else could run."""
+    """With nothing running, a job begins whatever the others may need."""
     room = crowded()
     room.step()
     while "runs" not in room.finished:
@@ -208,8 +209,8 @@ def test_the_only_job_may_always_begin() -> None:
 
 
 def test_an_urgent_job_does_not_wait_for_those_that_wait_behind_it() -> None:
-    """A job that is awaited needs all there is, and only a turn of a worse priority is here: it may be
-    preempted, and wait for the new job to start. One of its own priority waits."""
+    """An awaited job needs the whole pool, and only a turn of a worse priority runs. The new job begins,
+    since that turn can be preempted. A job of the turn's own priority waits."""
     room = Room(num_host_blocks=0)
     room.learn("ls", 0.5)
     room.begin("awaited", 24, "ls")

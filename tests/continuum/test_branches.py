@@ -1,4 +1,5 @@
-"""One job, many prompts: branches, overlaps and retries kept apart, and where a prompt parts from its job."""
+"""One job with many prompts: branches, overlaps and retries stay separate; divergence from the job is
+found."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ SUB = list(range(300, 380))
 
 
 def test_a_question_beside_a_running_tool_does_not_close_its_gap() -> None:
-    """The history so far with another question at its end, while the tool runs: it holds no reply to that
-    call, so the pin and the clock stay with the turn that made it."""
+    """While a tool runs, a prompt with the history but no reply to that call leaves pin and gap with the
+    call's turn."""
     room = JobRoom()
     room.turn("r1", MAIN, "job", num_replies=0, num_results=0)
     room.read("r1", "make")
@@ -32,14 +33,14 @@ def test_a_question_beside_a_running_tool_does_not_close_its_gap() -> None:
 
 
 def test_a_conversation_that_goes_on_without_its_result_teaches_no_duration() -> None:
-    """The call was given up by the client: it took at least so long, not just so long."""
+    """The client gave up the call, so its duration is censored: at least this long."""
     room = JobRoom()
     prompt, results = MAIN, 0
     for number in range(8):
         room.turn(f"r{number}", prompt, "job", num_replies=number, num_results=results)
         room.read(f"r{number}", "make")
         room.advance(1)
-        results += number == 0  # the first call alone brings its result
+        results += number == 0  # Only the first call gets its result.
         prompt = [*room.said(f"r{number}"), *[7] * 4]
     status = room.policy.job("job", room.clock.now())
     assert status is not None
@@ -49,7 +50,7 @@ def test_a_conversation_that_goes_on_without_its_result_teaches_no_duration() ->
 
 
 def test_sub_agents_under_one_id_keep_their_own_pins() -> None:
-    """Two branches that take turns: each finds its own KV, and there is one pin for each."""
+    """Two alternating branches each find their own KV, with one pin each."""
     room = JobRoom()
     for number in range(3):
         for name, prompt in (("main", MAIN), ("sub", SUB)):
@@ -68,7 +69,7 @@ def test_sub_agents_under_one_id_keep_their_own_pins() -> None:
 
 
 def test_samples_of_one_prompt_asked_at_once_are_branches() -> None:
-    """None of them repeats another: each may be continued, and is held."""
+    """Concurrent equal prompts are separate branches: each may be continued, and is pinned."""
     room = JobRoom()
     for name in "ab":
         room.ask(name, MAIN, "job", num_replies=0)
@@ -83,8 +84,8 @@ def test_samples_of_one_prompt_asked_at_once_are_branches() -> None:
 
 @pytest.mark.parametrize("length", [5, 16, 17, 96, 101])
 def test_what_was_answered_and_is_asked_again_is_a_branch(length: int) -> None:
-    """Sub-agents may be asked alike one after the other: each has its number, by arrival, and what it holds;
-    prompts of any length."""
+    """Equal prompts one after the other are separate branches, numbered by arrival, each with its pin, for
+    any length of the prompt."""
     room = JobRoom()
     prompt = MAIN[:length]
     for number in range(1, 4):
@@ -99,12 +100,12 @@ def test_what_was_answered_and_is_asked_again_is_a_branch(length: int) -> None:
     room.scheduler.check_invariants()
 
 
-# ---- where a prompt parts from its job ----
+# ---- divergence from the job ----
 
 
 def test_a_changed_message_is_told_with_its_place_and_its_price() -> None:
-    """A token in the middle of the history differs: the turn is still the next one of its job, takes over
-    what is left of its pin, and is told where it parted and what that cost."""
+    """A token changed in mid-history: the turn still is its job's next one, takes over the rest of the pin,
+    and its receipt says where the prompt diverged and at what cost."""
     room = JobRoom()
     room.turn("r1", MAIN, "job", num_replies=0, max_tokens=33)
     room.read("r1", "ls")
@@ -118,7 +119,7 @@ def test_a_changed_message_is_told_with_its_place_and_its_price() -> None:
 
 
 def test_a_prompt_that_changes_at_its_start_loses_all() -> None:
-    """As with a header that is new in every request."""
+    """A changed first token, as a header that is new in each request, loses everything."""
     room = JobRoom()
     room.turn("r1", [1, *MAIN], "job", num_replies=0, max_tokens=33)
     said = room.said("r1")
@@ -127,7 +128,7 @@ def test_a_prompt_that_changes_at_its_start_loses_all() -> None:
 
 
 def test_where_replies_are_not_counted_only_a_lone_chain_can_part() -> None:
-    """A prompt that begins as the one turn before did and is longer; with two branches nothing is said."""
+    """Without reply counts, divergence is reported for a single chain only, not with two branches."""
     room = JobRoom()
     room.turn("r1", MAIN, "job", max_tokens=33)
     said = room.said("r1")
@@ -140,7 +141,7 @@ def test_where_replies_are_not_counted_only_a_lone_chain_can_part() -> None:
 
 @pytest.mark.parametrize("num_replies", [0, None])
 def test_a_new_branch_parts_from_nothing(num_replies: int | None) -> None:
-    """A sub-agent's first prompt shares a system prompt, or nothing, with its parent's."""
+    """A sub-agent's first prompt that shares only a system prompt, or nothing, does not diverge."""
     room = JobRoom()
     room.turn("r1", MAIN, "job", num_replies=3)
     for number, prompt in enumerate(([*MAIN[:64], *[9] * 20], SUB)):
@@ -149,7 +150,7 @@ def test_a_new_branch_parts_from_nothing(num_replies: int | None) -> None:
 
 
 def test_the_trace_tells_where_a_prompt_parted(tmp_path: Path) -> None:
-    """With the event of the turn's arrival, before anything of it is computed."""
+    """The trace event of the turn's arrival has the divergence, before anything is computed."""
     writer = TraceWriter.open(str(tmp_path / "trace.jsonl"))
     writer.emit(TraceHeader(wall_time_s=0.0, monotonic_s=0.0))
     room = JobRoom(tracer=Tracer(writer))

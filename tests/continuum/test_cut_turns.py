@@ -1,4 +1,4 @@
-"""Who is cut off while waiting and asks the same again keeps its place in the queue."""
+"""A waiting request that is cut off and sent again keeps its place in the queue."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MAX_WAIT_S = 50.0
 
 
 class Room(JobRoom):
-    """All seats are taken when the question comes, and another one comes behind it."""
+    """All slots are taken when the question arrives, and another request arrives after it."""
 
     def __init__(self, job_id: str | None = "job", tenant: str | None = None) -> None:
-        """``tenant``: whose the question is."""
+        """``tenant``: the question's tenant."""
         super().__init__(num_blocks=257, max_wait_s=MAX_WAIT_S, max_return_wait_s=MAX_WAIT_S)
         self.busy = 0
         self.fill()
@@ -25,19 +25,19 @@ class Room(JobRoom):
         self.ask("other", [7] * 50, "other")
 
     def fill(self) -> None:
-        """Four requests run that end by and by."""
+        """Starts four requests that end one after another."""
         for _ in range(4):
             self.busy += 1
             self.ask(f"busy{self.busy}", [1000 + self.busy] * 8, f"busy{self.busy}", max_tokens=6 + self.busy)
         self.step()
 
     def cut(self, request_id: str) -> None:
-        """Its client has gone."""
+        """Aborts the request, as when its client disconnects."""
         status = RequestStatus.FINISHED_ABORTED
         assert self.scheduler.finish_requests([request_id], status, self.clock.now())
 
     def starts(self) -> list[str]:
-        """Who begins from now on, in order."""
+        """Runs until no request waits; returns those that start, in order."""
         started = []
         while self.scheduler.waiting:
             started += [new.req_id for new in self.step().scheduled_new_reqs]
@@ -46,7 +46,7 @@ class Room(JobRoom):
 
 @pytest.mark.parametrize("job_id", ["job", None])
 def test_who_asks_again_keeps_its_place(job_id: str | None) -> None:
-    """Named by its client or not, and how often ever it is cut."""
+    """A repeated request keeps its place, named or not, however often it is cut off."""
     room = Room(job_id)
     for attempt in ("asked", "again"):
         room.cut(attempt)
@@ -60,7 +60,7 @@ def test_who_asks_again_keeps_its_place(job_id: str | None) -> None:
 
 
 def test_the_bound_on_waits_counts_from_the_first_time() -> None:
-    """Before all others when the first request would have been overdue."""
+    """The wait of the first attempt counts: once overdue it goes before all others."""
     room = Room()
     room.advance(MAX_WAIT_S - 2)
     room.cut("asked")
@@ -76,7 +76,7 @@ def test_the_bound_on_waits_counts_from_the_first_time() -> None:
 
 
 def test_it_is_the_same_if_the_cut_is_noticed_late() -> None:
-    """The connection is lost, the request comes again, and only then the first one is aborted."""
+    """The place is kept also if the retry arrives before the abort of the first request."""
     room = Room()
     room.ask("again", QUESTION, "job")
     room.cut("asked")
@@ -85,8 +85,8 @@ def test_it_is_the_same_if_the_cut_is_noticed_late() -> None:
 
 @pytest.mark.parametrize("case", ["another prompt", "a job", "another tenant", "much later", "it ran"])
 def test_others_begin_to_wait_when_they_come(case: str) -> None:
-    """The place is kept for the same question in the same job, or in none, of the same tenant, for as long as
-    clients take to ask again, and only for one that waited."""
+    """The place is kept only for the same prompt, job and tenant, within the time that clients take to retry,
+    and only if the request had waited."""
     room = Room(job_id=None, tenant="bob" if case == "another tenant" else None)
     if case == "it ran":
         while room.scheduler.requests["asked"].status is not RequestStatus.RUNNING:
@@ -104,7 +104,8 @@ def test_others_begin_to_wait_when_they_come(case: str) -> None:
 
 
 def test_a_turn_that_was_cut_is_counted_once() -> None:
-    """What repeats it has its number, whether it had run or not; another prompt is one more."""
+    """A retry has the number of the aborted turn, whether that had run or not; another prompt is a new
+    turn."""
     room = JobRoom()
     for attempt, num_steps in (("r1", 0), ("r1-again", 2)):
         room.ask(attempt, QUESTION, "job")
@@ -116,7 +117,7 @@ def test_a_turn_that_was_cut_is_counted_once() -> None:
 
 
 def test_what_is_remembered_of_cut_turns_is_bounded() -> None:
-    """Each is used once: of two that were cut two may come again, and no third."""
+    """Each remembered place is used once: after two aborts two retries keep their place, a third does not."""
     room = Room(job_id=None)
     room.ask("twin", QUESTION)
     for name in ("asked", "twin"):

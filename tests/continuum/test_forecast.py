@@ -1,4 +1,4 @@
-"""How much work jobs are, learned from jobs like them; and what the order makes of that."""
+"""The forecast of a job's work, learned from similar jobs, and the order that follows from it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from eval.report.results import read_results
 from tests.core.engine_room import EngineRoom
 
 TOKENS = 1000
-"""Tokens in the first prompts of jobs whose size is not the matter."""
+"""Tokens of a job's first prompt, where size does not matter."""
 
 
 def _serve(forecast: WorkForecast, kind: str | None, num_turns: int, service_s: float = 1.0) -> JobCourse:
-    """A whole job, to its end."""
+    """Runs a whole job to its end."""
     course = forecast.course(kind, TOKENS)
     for _ in range(num_turns):
         course.begin_turn()
@@ -37,7 +37,7 @@ def _serve(forecast: WorkForecast, kind: str | None, num_turns: int, service_s: 
 
 
 def _short_and_long() -> WorkForecast:
-    """Forty jobs of two turns of a second, and forty of twelve: usually they are seven."""
+    """Forty jobs of two turns of a second each, and forty of twelve: the mean is seven."""
     forecast = WorkForecast()
     for _ in range(40):
         _serve(forecast, "short", 2)
@@ -46,19 +46,19 @@ def _short_and_long() -> WorkForecast:
 
 
 def test_nothing_is_forecast_before_anything_is_known() -> None:
-    """Then jobs are ranked by their arrival alone."""
+    """Before anything is learned, jobs are ranked by arrival alone."""
     assert WorkForecast().excess_s("new") == 0
 
 
 def test_kinds_are_told_apart() -> None:
-    """By nearly what they differ."""
+    """Forecasts differ by about as much as the kinds do."""
     forecast = _short_and_long()
     assert forecast.excess_s("short") == pytest.approx(-5, rel=0.25)
     assert forecast.excess_s("long") == pytest.approx(5, rel=0.25)
 
 
 def test_where_all_are_of_one_kind_nobody_is_more_than_the_others() -> None:
-    """To the last bit, after every turn, whatever was seen: the order is that of age."""
+    """With one kind of job no job ever differs from the mean, to the last bit, so the order is by age."""
     forecast = WorkForecast()
     for number in range(50):
         course = forecast.course(None, TOKENS)
@@ -70,7 +70,7 @@ def test_where_all_are_of_one_kind_nobody_is_more_than_the_others() -> None:
 
 
 def test_kinds_by_name_alone_are_alike() -> None:
-    """Two names of one agent, forty jobs each of five turns on average: less than half a turn apart."""
+    """Two names of one agent, forty jobs each of five turns on average, differ by less than half a turn."""
     forecast = WorkForecast()
     for number in range(40):
         for kind in "ab":
@@ -79,7 +79,7 @@ def test_kinds_by_name_alone_are_alike() -> None:
 
 
 def test_kinds_with_large_prompts_are_more_work_before_any_job_has_ended() -> None:
-    """What is held of the pool is known at once: a few turns are enough to say how much that is worth."""
+    """Held blocks are known before any job has ended: a few turns are enough to price them."""
     forecast = WorkForecast()
     for _ in range(3):
         for kind, num_tokens in (("small", 2_000), ("large", 40_000)):
@@ -90,7 +90,7 @@ def test_kinds_with_large_prompts_are_more_work_before_any_job_has_ended() -> No
 
 
 def test_jobs_that_begin_like_no_other_are_alike() -> None:
-    """Whatever their sizes: nothing tells them apart that was seen to tell jobs apart."""
+    """Without distinguishing kinds jobs are equal, whatever their sizes: no seen feature separates them."""
     forecast = WorkForecast()
     courses = [forecast.course(f"only once {number}", 1_000 * number) for number in range(1, 20)]
     for course in courses:
@@ -100,13 +100,13 @@ def test_jobs_that_begin_like_no_other_are_alike() -> None:
 
 
 def test_a_kind_that_was_never_seen_is_taken_for_the_usual_one() -> None:
-    """It is ranked between those that are known."""
+    """A new kind ranks between the known ones."""
     forecast = _short_and_long()
     assert forecast.excess_s("short") < forecast.excess_s("never seen") < forecast.excess_s("long")
 
 
 def test_an_answer_that_was_not_the_last_is_taken_back() -> None:
-    """A job that only seemed done teaches what one that went on teaches."""
+    """A job that only seemed finished teaches the same as one that was known to go on."""
     honest, hasty = WorkForecast(), WorkForecast()
     for _ in range(30):
         _serve(honest, "agent", 8)
@@ -135,7 +135,7 @@ _JOBS = st.lists(
 
 @given(_JOBS)
 def test_a_forecast_is_finite(jobs: list[tuple[str | None, int, float, int, bool]]) -> None:
-    """Whatever was learned, of jobs that ended or did not; and it stays between lessons."""
+    """Whatever was learned, forecasts are finite, and constant between lessons."""
     forecast = WorkForecast()
     for kind, num_turns, service_s, num_tokens, ends in jobs:
         course = forecast.course(kind, num_tokens)
@@ -151,7 +151,7 @@ def test_a_forecast_is_finite(jobs: list[tuple[str | None, int, float, int, bool
 
 
 def test_kinds_are_bounded() -> None:
-    """The one not seen longest is forgotten and begins again."""
+    """The kind not seen for longest is forgotten and starts over."""
     forecast = WorkForecast()
     for _ in range(40):
         _serve(forecast, "first", 30)
@@ -167,7 +167,7 @@ OPENINGS = {"short": [1] * 128, "long": [2] * 128}
 
 
 def _room() -> EngineRoom:
-    """With one seat, and the order by forecast."""
+    """A room with one slot, and the order by forecast."""
     block = 32
     policy = ContinuumPolicyFactory(ContinuumConfig(work_weight=1.0))(PolicyContext(block, 63))
     return EngineRoom(
@@ -187,7 +187,7 @@ def _play(room: EngineRoom, kind: str, number: int, num_turns: int) -> None:
 
 
 def test_of_two_new_jobs_the_one_that_is_sooner_done_goes_first() -> None:
-    """Agents are told apart by how their prompts begin; a pool of one seat serves the short kind first."""
+    """Agents are distinguished by the beginning of their prompts; with one slot the short kind goes first."""
     room = _room()
     for number in range(12):
         _play(room, "short", number, 1)
@@ -202,7 +202,7 @@ def test_of_two_new_jobs_the_one_that_is_sooner_done_goes_first() -> None:
 
 
 def test_those_that_wait_are_ranked_anew_by_what_is_learned_meanwhile() -> None:
-    """Nothing tells the kinds apart when the two jobs come; then a job of one of them runs very long."""
+    """The kinds look equal when the two jobs arrive; then a job of one kind runs for very long."""
     room = _room()
     for number in range(3):
         _play(room, "short", number, 1)
@@ -218,7 +218,7 @@ def test_those_that_wait_are_ranked_anew_by_what_is_learned_meanwhile() -> None:
 
 @given(st.integers(0, 300), st.lists(st.integers(0, 299), max_size=20))
 def test_a_step_ranks_a_few_anew_and_all_have_their_turn(num_turns: int, admitted: list[int]) -> None:
-    """After a lesson each turn that waits is taken once, in order; no step looks at more than its share."""
+    """After a lesson each waiting turn is re-ranked once, in order, at most a fixed number per step."""
     turns = {str(number): _waiting_turn(number in admitted) for number in range(num_turns)}
     ranking, taken = IncrementalRerank(), []
     assert not list(ranking.take(0, turns.values())), "nothing was learned"
@@ -237,7 +237,7 @@ def _waiting_turn(is_admitted: bool) -> Turn:
 
 
 def _mean_completion_s(out: Path, workload: str, *flags: str) -> dict[str, float]:
-    """By policy, over all its runs."""
+    """The mean completion time per policy, over all its runs."""
     sums: dict[str, list[float]] = {}
     assert main(["simulate", "--workload", workload, "--json", str(out), *flags]) == 0
     for run in read_results(out).runs:
@@ -251,7 +251,7 @@ AGE, FORECAST = "continuum:work_weight=0", "continuum"
 
 @pytest.mark.slow
 def test_where_kinds_differ_jobs_are_sooner_done_than_by_age(tmp_path: Path) -> None:
-    """A crowd of short and long agents where memory is short: at least a tenth off the mean."""
+    """With short and long agents and little memory, the mean is at least a tenth lower than by age."""
     flags = ["--rate", "1", "--kv-tokens", "150000", "--block-size", "64", "--share-prefixes", "--jobs", "24"]
     flags += ["--policies", f"{AGE},{FORECAST}"]
     means = _mean_completion_s(tmp_path / "out.json", "swe-bench+bfcl:tokens=0.1", *flags)
@@ -259,7 +259,7 @@ def test_where_kinds_differ_jobs_are_sooner_done_than_by_age(tmp_path: Path) -> 
 
 
 def test_where_all_are_of_one_kind_the_order_is_that_of_age(tmp_path: Path) -> None:
-    """To the last digit."""
+    """With one kind of job the results equal those by age to the last digit."""
     flags = ["--rate", "1", "--kv-tokens", "30000", "--block-size", "64", "--jobs", "15"]
     flags += ["--policies", f"fcfs,{AGE},{FORECAST}"]
     means = _mean_completion_s(tmp_path / "out.json", "bfcl:tokens=0.1", *flags)

@@ -1,4 +1,4 @@
-"""A learned correction of calls' durations in the policy: what it changes, and when it is not believed."""
+"""The learned correction of call durations in the policy: what it changes, and when it is dropped."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def learn(room: JobRoom, model: DurationModel) -> None:
 
 
 def called(room: JobRoom, name: str, command: str = "pytest") -> TurnReceipt:
-    """A job's first turn has ended with this call."""
+    """Runs a job's first turn, which ends with this call."""
     room.turn(f"{name}-1", [len(room.tokens) + 1] * 60, name)
     return room.read(f"{name}-1", command)
 
 
 def gap(room: JobRoom, name: str, seconds: float, command: str = "pytest") -> float | None:
-    """A job of two turns with this call between them; how long the call was predicted to take."""
+    """Runs a job of two turns with this call between them; returns the call's predicted duration."""
     expected_s = called(room, name, command).expected_tool_s
     room.clock.advance(seconds)
     room.turn(f"{name}-2", [*room.said(f"{name}-1"), *[7] * 20], name)
@@ -43,7 +43,7 @@ def gap(room: JobRoom, name: str, seconds: float, command: str = "pytest") -> fl
 
 
 def experienced(**options: Any) -> JobRoom:
-    """A room that has seen tests of some two seconds."""
+    """A room that has seen tests of about two seconds."""
     room = JobRoom(num_blocks=900, **options)
     for number in range(8):
         gap(room, f"first{number}", 1.5 + 0.1 * number)
@@ -51,7 +51,7 @@ def experienced(**options: Any) -> JobRoom:
 
 
 def test_a_call_is_predicted_as_corrected() -> None:
-    """For who asks; a model that is no better than nothing changes no bit."""
+    """A model corrects predictions; a model no better than none changes no bit."""
     without, twice, useless = (experienced() for _ in range(3))
     learn(twice, TWICE)
     learn(useless, NO_BETTER)
@@ -62,7 +62,7 @@ def test_a_call_is_predicted_as_corrected() -> None:
 
 
 def test_nothing_is_held_by_it() -> None:
-    """The receipts differ in what they tell of the call; the list of jobs tells the same as they do."""
+    """Corrections change reported predictions, in receipts and the job list alike, but no pin."""
     without, twice = experienced(), experienced()
     learn(twice, TWICE)
     plain, corrected = called(without, "next"), called(twice, "next")
@@ -74,7 +74,7 @@ def test_nothing_is_held_by_it() -> None:
 
 
 def test_a_model_that_is_wrong_is_believed_no_longer() -> None:
-    """Of the tool of which it is wrong."""
+    """A wrong correction is dropped for the tool that it is wrong about."""
     room = experienced()
     learn(room, TWICE)
     first_s = gap(room, "next", 1.8)
@@ -86,7 +86,7 @@ def test_a_model_that_is_wrong_is_believed_no_longer() -> None:
 
 
 def test_calls_that_ended_are_a_lesson(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what was said of them before: once enough are new, and not again."""
+    """Enough new calls form one lesson, with the predictions made for them."""
     monkeypatch.setattr(gap_corrections, "MIN_NEW_CALLS", 4)
     room = JobRoom(num_blocks=900)
     for number in range(5):
@@ -105,7 +105,7 @@ def test_calls_that_ended_are_a_lesson(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_that_does_not_learn_collects_nothing() -> None:
-    """And still uses what it was given."""
+    """Without learning, a server collects nothing but applies the model that it was given."""
     room = experienced(learn_order=False)
     assert not room.policy._corrections._past
     learn(room, TWICE)

@@ -1,4 +1,4 @@
-"""When a job is over, and which is forgotten first."""
+"""When a job is over, and which job is forgotten first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TASK = [3] * 40
 
 
 def told(room: JobRoom) -> JobStats:
-    """What metrics are told of jobs, since the last call."""
+    """The statistics of jobs since the last call."""
     stats = room.scheduler.make_stats().jobs
     assert stats is not None
     return stats
@@ -35,7 +35,8 @@ def room() -> JobRoom:
 
 
 def test_nothing_is_held_of_a_turn_that_ends_after_its_job(room: JobRoom) -> None:
-    """Its client finished the job while the turn ran: it ends as a last turn does, and the job with it."""
+    """If a client finishes the job while a turn runs, that turn ends as a last turn, and the job ends with
+    it."""
     room.scheduler.signal(JobFinished("a"), room.clock.now())
     assert outcomes(room) == []
     room.run()
@@ -48,7 +49,7 @@ def test_nothing_is_held_of_a_turn_that_ends_after_its_job(room: JobRoom) -> Non
 
 
 def test_nor_of_one_that_is_aborted(room: JobRoom) -> None:
-    """What it had come back to is not waited for again."""
+    """An aborted turn of a finished job leaves no pin, nor does the turn that it continued."""
     room.scheduler.signal(JobFinished("a"), room.clock.now())
     room.scheduler.finish_requests(["r2"], RequestStatus.FINISHED_ABORTED, room.clock.now())
     assert (room.num_pins, outcomes(room)) == (0, ["finished"])
@@ -56,7 +57,7 @@ def test_nor_of_one_that_is_aborted(room: JobRoom) -> None:
 
 
 def test_a_branch_ends_with_the_last_step_of_another(room: JobRoom) -> None:
-    """One turn says that it is the last while a sub-agent's still runs: that is held no longer either."""
+    """After the last step of one branch, a sub-agent's turn that still runs is not pinned either."""
     room.ask("last", [*TASK, 9], "a", last=True, max_tokens=2)
     room.run()
     assert room.num_pins == 0
@@ -64,7 +65,7 @@ def test_a_branch_ends_with_the_last_step_of_another(room: JobRoom) -> None:
 
 
 def test_a_turn_that_comes_all_the_same_begins_again(room: JobRoom) -> None:
-    """It came while the job's last turn still ran: the job is not over."""
+    """A turn that arrives while the job's last turn still runs continues the job."""
     room.scheduler.signal(JobFinished("a"), room.clock.now())
     room.ask("r3", [*TASK, 9], "a")
     room.run()
@@ -73,7 +74,7 @@ def test_a_turn_that_comes_all_the_same_begins_again(room: JobRoom) -> None:
 
 
 def test_the_job_idle_longest_is_forgotten_first() -> None:
-    """Not the one that arrived first: it has worked since."""
+    """The job idle for longest is forgotten first, not the one that arrived first."""
     room = JobRoom(max_jobs=2, answer_ttl_s=0.0, grace_s=0.01)
     room.ask("a1", TASK, "a", max_tokens=60)
     room.step()
@@ -89,7 +90,7 @@ def test_the_job_idle_longest_is_forgotten_first() -> None:
 
 
 def test_an_expectation_that_nobody_has_is_not_told() -> None:
-    """A tool that was only ever cut off has no median: neither a receipt nor an error of it says inf."""
+    """A tool whose calls were all cut off has no median, so neither receipts nor error metrics report inf."""
     room = JobRoom(job_idle_s=100.0)
     room.turn("a1", TASK, "a")
     room.read("a1", "make")

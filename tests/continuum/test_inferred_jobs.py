@@ -1,4 +1,4 @@
-"""Jobs that nobody names: recognized by what their prompts continue, and by nothing less."""
+"""Unnamed jobs are recognized by what their prompts continue, and by nothing less."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SYSTEM = [1] * 96
 
 
 def question(number: int, length: int = 20) -> list[int]:
-    """The system prompt and a question: of each other number another one."""
+    """The system prompt and a question that depends on the number."""
     return [*SYSTEM, *(100 + number + i for i in range(length))]
 
 
@@ -34,12 +34,12 @@ class Recorded:
         self.events.append(event)
 
     def faults(self) -> list[str]:
-        """What breaks a rule of traces."""
+        """Violations of the rules of traces."""
         return [fault for check in all_checks() for event in self.events for fault in check.faults(event)]
 
 
 def test_a_prompt_that_goes_on_from_a_turn_belongs_to_its_job() -> None:
-    """Without any id the second turn finds the first one's KV held, and its job has a name of its own."""
+    """Without any id the second turn finds the first one's KV pinned, and the job gets an inferred name."""
     room = JobRoom()
     first = room.turn("r1", question(1), num_replies=0)
     assert first.job_id.startswith("inferred-")
@@ -53,7 +53,7 @@ def test_a_prompt_that_goes_on_from_a_turn_belongs_to_its_job() -> None:
 
 
 def test_the_look_into_the_prefix_cache_names_the_job_that_nobody_named() -> None:
-    """In the trace: what was found of its prompt, and that of the turn after it, is the job's."""
+    """Trace events of prefix cache lookups name the inferred job, for the first turn and the next."""
     sink = Recorded()
     room = JobRoom(tracer=Tracer(sink))
     job_id = room.turn("r1", question(1), num_replies=0).job_id
@@ -64,7 +64,7 @@ def test_the_look_into_the_prefix_cache_names_the_job_that_nobody_named() -> Non
 
 
 def test_a_question_that_shares_only_the_system_prompt_is_another_job() -> None:
-    """However long both are, and however little tells them apart: every token of the question counts."""
+    """Questions that share only the system prompt, or all but a few tokens, belong to different jobs."""
     room = JobRoom()
     first = room.turn("r1", question(1), num_replies=0)
     room.read("r1", "ls")
@@ -74,7 +74,7 @@ def test_a_question_that_shares_only_the_system_prompt_is_another_job() -> None:
 
 
 def test_the_same_prompt_from_two_clients_is_two_jobs() -> None:
-    """Each goes on with its own reply, as far as replies tell them apart."""
+    """Each continues with its own reply, if the replies differ."""
     room = JobRoom()
     first = room.turn("r1", question(1), num_replies=0)
     second = room.turn("r2", question(1), num_replies=0)
@@ -88,7 +88,7 @@ def test_the_same_prompt_from_two_clients_is_two_jobs() -> None:
 
 @pytest.mark.parametrize(("tenant", "salt"), [("other", None), ("me", "salt")])
 def test_nobody_is_given_the_job_of_another_tenant_or_salt(tenant: str, salt: str | None) -> None:
-    """The very continuation, asked by someone else, begins a job of its own."""
+    """The exact continuation, sent by another tenant or with another salt, begins a separate job."""
     room = JobRoom()
     first = room.turn("r1", question(1), tenant="me", num_replies=0)
     room.read("r1", "ls")
@@ -98,18 +98,19 @@ def test_nobody_is_given_the_job_of_another_tenant_or_salt(tenant: str, salt: st
 
 
 def test_a_reply_that_is_rendered_anew_is_still_the_same_job() -> None:
-    """Its reasoning stripped, as templates do: where replies are counted the prompt alone tells."""
+    """A reply without its reasoning, as templates render it, still continues the job: with reply counts the
+    prompt alone decides."""
     room = JobRoom()
     first = room.turn("r1", question(1), num_replies=0, max_tokens=50)
     room.read("r1", "ls")
-    again = [*question(1)[:-4], *[60] * 40]  # the end of the prompt, which opened the reply, is gone too
+    again = [*question(1)[:-4], *[60] * 40]  # The end of the prompt, which opened the reply, is missing too.
     second = room.turn("r2", again, num_replies=1)
     assert second.job_id == first.job_id
     assert (second.diverged_at_token, second.diverged_tokens) == (112, 32)
 
 
 def test_a_text_that_only_begins_with_anothers_prompt_is_not_its_continuation() -> None:
-    """Where no replies are counted half of the reply must be there, word for word."""
+    """Without reply counts, half of the reply must match token for token."""
     room = JobRoom()
     first = room.turn("r1", question(1), max_tokens=70)
     room.read("r1", "ls")
@@ -119,8 +120,8 @@ def test_a_text_that_only_begins_with_anothers_prompt_is_not_its_continuation() 
 
 
 def test_a_single_question_is_not_held() -> None:
-    """Nothing is pinned from the moment the API server has read that no tool was called; until then no longer
-    than a grace."""
+    """Once the API server has read that no tool was called, nothing is pinned; until then only for a grace
+    period."""
     room = JobRoom()
     receipt = room.turn("r1", question(1), num_replies=0)
     assert (receipt.pinned_tokens, receipt.ttl_s) == (0, 0.0)
@@ -135,7 +136,7 @@ def test_a_single_question_is_not_held() -> None:
 
 
 def test_a_question_takes_no_pin_from_a_younger_agent() -> None:
-    """Where the budget is used up it is not held at all."""
+    """If the budget is used up, the question is not pinned at all."""
     room = JobRoom(num_blocks=33, pin_budget=0.4)
     room.ask("old", question(1), num_replies=0, max_tokens=60)
     room.step()
@@ -147,8 +148,7 @@ def test_a_question_takes_no_pin_from_a_younger_agent() -> None:
 
 
 def test_questions_push_out_no_job() -> None:
-    """Thousands of them come and go while an agent's tool runs; its next turn is still known for what it
-    is."""
+    """After thousands of questions while an agent's tool runs, its next turn still continues its job."""
     room = JobRoom(max_jobs=50)
     agent = room.turn("agent1", question(0), num_replies=0)
     room.read("agent1", "make all")
@@ -161,7 +161,7 @@ def test_questions_push_out_no_job() -> None:
 
 
 def test_a_chat_with_a_second_question_is_a_job() -> None:
-    """It is followed from then on, and held as an answer is."""
+    """From the second question on, a chat is a job, and its turns are pinned as answers are."""
     room = JobRoom()
     first = room.turn("r1", question(1), num_replies=0)
     room.read("r1")
@@ -171,7 +171,7 @@ def test_a_chat_with_a_second_question_is_a_job() -> None:
 
 
 def test_what_was_inferred_is_adopted_by_the_client_that_names_it() -> None:
-    """A first turn without a name and a second with one are one job, from then on by that name alone."""
+    """An unnamed first turn and a named second one form one job, known by that name from then on."""
     trace = Recorded()
     room = JobRoom(tracer=Tracer(trace))
     trace.emit(room.begin_trace(from_start=True))
@@ -187,7 +187,7 @@ def test_what_was_inferred_is_adopted_by_the_client_that_names_it() -> None:
 
 
 def test_a_named_job_is_never_taken_for_another() -> None:
-    """Two clients with one history and two names stay two jobs; so does one without a name."""
+    """Turns with one history and two names stay two jobs, and so does one without a name."""
     room = JobRoom()
     room.turn("r1", question(1), "a", num_replies=0)
     room.read("r1", "ls")
@@ -197,7 +197,7 @@ def test_a_named_job_is_never_taken_for_another() -> None:
 
 
 def test_its_inferred_name_finds_a_job_too() -> None:
-    """Whoever reads the receipt can say the name that is in it, or finish the job by it."""
+    """The inferred name in a receipt can be used to continue or finish the job."""
     room = JobRoom()
     first = room.turn("r1", question(1), num_replies=0)
     room.read("r1", "ls")
@@ -209,8 +209,8 @@ def test_its_inferred_name_finds_a_job_too() -> None:
 
 @pytest.mark.parametrize("job_id", [None, "a"])
 def test_a_retry_after_an_aborted_stream_goes_on_with_the_job(job_id: str | None) -> None:
-    """The client gave up while its turn ran, or waited, and asks again: the same job, and its tool's time is
-    learned once."""
+    """If the client aborts a running or waiting turn and retries, the job continues, and the tool's duration
+    is learned once."""
     room = JobRoom()
     first = room.turn("r1", question(1), job_id, num_replies=0)
     room.read("r1", "ls")
@@ -230,7 +230,7 @@ def test_a_retry_after_an_aborted_stream_goes_on_with_the_job(job_id: str | None
 
 
 def test_an_aborted_question_is_forgotten() -> None:
-    """Nothing of it stays."""
+    """An aborted question leaves nothing."""
     room = JobRoom()
     room.ask("r1", question(1), num_replies=0)
     room.step()
@@ -240,7 +240,7 @@ def test_an_aborted_question_is_forgotten() -> None:
 
 
 def test_a_request_outside_of_all_jobs_stays_outside() -> None:
-    """Without even a place to put a name (offline use) nothing is followed."""
+    """Requests with no job reference at all (offline use) are not tracked."""
     room = JobRoom()
     room.add("r1", question(1))
     room.run()
@@ -249,7 +249,7 @@ def test_a_request_outside_of_all_jobs_stays_outside() -> None:
 
 
 def test_inference_can_be_switched_off() -> None:
-    """A turn without a name is of no job then."""
+    """With inference off an unnamed turn has no job."""
     room = JobRoom(infer_jobs=False)
     room.ask("r1", question(1), num_replies=0)
     room.run()
@@ -259,7 +259,7 @@ def test_inference_can_be_switched_off() -> None:
 
 
 def test_names_are_the_same_when_a_run_is_repeated() -> None:
-    """An inferred name depends on the turn alone, so that a trace can be played again."""
+    """An inferred name depends on the turn alone, so that a trace can be replayed."""
     names = []
     for _ in range(2):
         room = JobRoom()
@@ -268,7 +268,7 @@ def test_names_are_the_same_when_a_run_is_repeated() -> None:
 
 
 def test_the_trace_tells_whose_job_it_was_taken_for(tmp_path: Path) -> None:
-    """Both turns of an inferred job stand under one name."""
+    """Both turns of an inferred job have the same name in the trace."""
     path = str(tmp_path / "trace.jsonl")
     writer = TraceWriter.open(path)
     writer.emit(TraceHeader(wall_time_s=0.0, monotonic_s=0.0))

@@ -1,4 +1,4 @@
-"""Which turn continues which: by block hashes, whatever else a job does."""
+"""Which turn continues which, found by block hashes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from continuum.jobs.job import BlockChain
 
 @given(st.lists(st.binary(min_size=1, max_size=1)), st.lists(st.binary(min_size=1, max_size=1)))
 def test_shared_blocks_are_the_common_prefix(a: list[bytes], b: list[bytes]) -> None:
-    """On chains (each hash tells all before it) the search finds what counting finds."""
+    """Binary search on chains (each hash covers all before it) equals counting."""
     chain_a = [sha256(b"".join(a[: i + 1])).digest() for i in range(len(a))]
     chain_b = [sha256(b"".join(b[: i + 1])).digest() for i in range(len(b))]
     expected = 0

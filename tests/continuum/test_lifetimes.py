@@ -1,4 +1,4 @@
-"""Promises about lifetimes that clients ask for: floors of pins, up to what holding is worth."""
+"""Promises about requested lifetimes: lower bounds of pins, up to what holding is worth."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.core.engine_room import EngineRoom
     ],
 )
 def test_a_lifetime_is_a_floor_up_to_its_worth(asked_s: float, ttl_s: float, reason: str) -> None:
-    """4 s spared at a tenth of the pool are spent in 40 s, however long the client asks for."""
+    """4 s saved at a tenth of the pool pay for 40 s, however long a client requests."""
     decision = at_least_as_asked(RULE.choose_ttl(INPUTS), INPUTS, asked_s, pool_price=1.0, max_ttl_s=600.0)
     assert (decision.ttl_s, decision.reason) == (ttl_s, reason)
 
@@ -34,8 +34,8 @@ def test_a_lifetime_holds_nothing_whose_copy_is_cheap() -> None:
 
 
 def test_a_lifetime_is_a_floor_of_the_pin() -> None:
-    """Also for a turn of no named job, which is otherwise held once it has called a tool; the receipt says
-    what was asked and what came of it."""
+    """A lifetime applies also to unnamed turns, else pinned only after a tool call; the receipt has the
+    requested and the actual lifetime."""
     room = make_room(ttl_rule="fixed", fixed_ttl_s=1.0, max_ttl_s=20.0, pool_price=1e-4)
     receipt = receipt_of(room, "r1", 1, JobRef(asked_ttl_s=1800.0))
     assert (receipt.asked_ttl_s, receipt.ttl_s, receipt.pinned_tokens) == (1800.0, 20.0, 20)

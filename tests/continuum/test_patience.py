@@ -1,4 +1,4 @@
-"""With a host tier a later turn that has waited for long stands with those whose KV is retained."""
+"""With a host tier, a later turn that has waited for long ranks with those whose KV is pinned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENCE_S = Tuning().patience_s
 
 
 def order(room: Room) -> list[str]:
-    """The two waiting requests, first the one that is next."""
+    """The two waiting requests, in the order of the queue."""
     now, policy = room.clock.now(), room.scheduler.policy
     waiting = [room.scheduler.requests[request_id] for request_id in ("new", "old-2")]
     return [each.request_id for each in sorted(waiting, key=lambda each: policy.waiting_key(each, now))]
@@ -21,8 +21,8 @@ def order(room: Room) -> list[str]:
 
 @pytest.mark.parametrize(("num_host_blocks", "is_patient"), [(HOST_BLOCKS, False), (0, True)])
 def test_a_returning_turn_loses_its_patience(num_host_blocks: int, is_patient: bool) -> None:
-    """A new job came before it, and stands before it until then; the queue hears of it once. Without a host
-    tier the order stays: who takes memory out of turn has others recompute."""
+    """A turn goes before an older new job once its patience ends, and the queue is notified once. Without a
+    host tier the order stays: taking memory out of turn would make others recompute."""
     config = replace(CONFIG, pin_budget=0.0)
     room = Room(num_host_blocks, config)
     room.begin("old", 3, "ls")

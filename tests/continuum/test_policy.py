@@ -1,4 +1,4 @@
-"""What the agent policy promises about jobs, pins and order, through the real scheduler on a manual clock."""
+"""The agent policy's promises about jobs, pins and order, with the real scheduler on a manual clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK = 4
 
 
 def make_room(num_blocks: int = 33, tracer: Tracer | None = None, **options: object) -> EngineRoom:
-    """A room whose policy holds what a job's turns leave behind; ``options`` are ContinuumConfig's."""
+    """A room with the agent policy; ``options`` are fields of ContinuumConfig."""
     config = ContinuumConfig(**options)  # type: ignore[arg-type]
     policy = ContinuumPolicyFactory(config)(PolicyContext(BLOCK, num_blocks - 1, tracer))
     assert isinstance(policy, ContinuumPolicy)
@@ -31,7 +31,7 @@ def make_room(num_blocks: int = 33, tracer: Tracer | None = None, **options: obj
 
 
 def turn(room: EngineRoom, request_id: str, job: str, prompt: list[int], **options: object) -> TurnReceipt:
-    """Run one turn to its end; returns its receipt."""
+    """Runs one turn to its end; returns its receipt."""
     room.add(request_id, prompt, job_id=job, **options)  # type: ignore[arg-type]
     room.run()
     receipt = room.finished[request_id].receipt
@@ -57,7 +57,7 @@ def ended(room: EngineRoom) -> dict[str, int]:
 
 
 def test_a_turn_is_held_and_handed_over_to_the_next() -> None:
-    """The second turn finds all full blocks of the first, prompt and output, and the pin becomes its own."""
+    """The second turn finds all full blocks of the first, prompt and output, and takes over its pin."""
     room = make_room()
     first = turn(room, "r1", "a", list(range(20)))
     assert (first.turn, first.cached_tokens, first.pinned_tokens, first.previous_pin) == (1, 0, 20, None)
@@ -72,7 +72,7 @@ def test_a_turn_is_held_and_handed_over_to_the_next() -> None:
 
 
 def test_a_pin_expires_at_its_deadline_and_not_before() -> None:
-    """Blocks of an expired pin are free again and still cached; a later turn may be lucky."""
+    """Blocks of an expired pin are free but still cached, and a later turn may find them."""
     room = make_room()
     turn(room, "r1", "a", list(range(20)))
     deadline_s = room.scheduler.next_due_s()
@@ -88,7 +88,7 @@ def test_a_pin_expires_at_its_deadline_and_not_before() -> None:
 
 
 def test_a_returned_turn_that_waits_keeps_its_pin() -> None:
-    """Past its deadline a pin whose turn is back in the queue still holds."""
+    """While a pin's next turn waits in the queue, the pin holds past its deadline."""
     room = make_room()
     turn(room, "r1", "a", list(range(20)))
     for i in range(4):
@@ -104,7 +104,7 @@ def test_a_returned_turn_that_waits_keeps_its_pin() -> None:
 
 
 def test_the_last_step_releases_everything() -> None:
-    """is_last_step: nothing is pinned, and the job's other pins go."""
+    """After is_last_step nothing is pinned, and the job's other pins are released."""
     room = make_room()
     turn(room, "r1", "a", list(range(20)))
     turn(room, "branch", "a", [9] * 12)
@@ -126,7 +126,7 @@ def test_a_client_that_closes_the_job_releases_its_pins() -> None:
 
 @pytest.mark.parametrize("while_waiting", [True, False])
 def test_an_aborted_turn_is_not_pinned(while_waiting: bool) -> None:
-    """The client left: neither the aborted turn nor the pin it had come back to stays."""
+    """After a disconnect neither the aborted turn nor the pin it had returned to stays."""
     room = make_room()
     turn(room, "r1", "a", list(range(20)))
     room.add("r2", prompt_of(room, "r1", 7), job_id="a", max_tokens=20)
@@ -139,7 +139,7 @@ def test_an_aborted_turn_is_not_pinned(while_waiting: bool) -> None:
 
 
 def test_a_stop_string_ends_a_turn_like_eos_does() -> None:
-    """Stopped from outside, the turn is pinned."""
+    """A turn stopped from outside is pinned."""
     room = make_room()
     room.add("r1", list(range(20)), job_id="a", max_tokens=20)
     for _ in range(4):
@@ -151,7 +151,7 @@ def test_a_stop_string_ends_a_turn_like_eos_does() -> None:
 
 
 def test_tips_of_one_job_are_kept_apart() -> None:
-    """Sub-agents that share an id and a system prompt: each branch has its pin and finds its own KV."""
+    """Sub-agents that share an id and a system prompt have separate pins, and each finds its own KV."""
     room = make_room(num_blocks=65)
     system = [1] * 12
     turn(room, "a1", "job", system + [2] * 12)
@@ -165,7 +165,7 @@ def test_tips_of_one_job_are_kept_apart() -> None:
 
 
 def test_a_reply_rendered_anew_still_continues_its_turn() -> None:
-    """The next prompt differs from where the reply began: the old pin is replaced, not left to rot."""
+    """If the next prompt differs from the reply's start on, the old pin is replaced."""
     room = make_room()
     turn(room, "r1", "a", list(range(20)), max_tokens=12)
     second = turn(room, "r2", "a", [*range(20), 50, 51, 52, 53, 54, 55])
@@ -175,8 +175,7 @@ def test_a_reply_rendered_anew_still_continues_its_turn() -> None:
 
 
 def test_a_stop_to_pins_by_budget_and_tenant_share() -> None:
-    """A tip that does not fit the budget, or its tenant's share of it, is released, and the receipt says
-    so."""
+    """A tip beyond the budget, or its tenant's share of it, is released, and the receipt says so."""
     room = make_room(pin_budget=0.5, pin_tenant_share=0.5)
     assert turn(room, "r1", "a", [1] * 28, tenant="x").pinned_tokens == 28
     refused = turn(room, "r2", "b", [2] * 28, tenant="x")
@@ -186,7 +185,7 @@ def test_a_stop_to_pins_by_budget_and_tenant_share() -> None:
 
 
 def test_an_older_job_displaces_younger_pins_from_the_budget() -> None:
-    """The program that began first keeps its KV; a younger one gets no room at an older one's expense."""
+    """The older job keeps its KV; a younger one never displaces it."""
     room = make_room(pin_budget=0.5)
     turn(room, "old1", "old", [1] * 4)
     room.clock.advance(1)
@@ -198,7 +197,7 @@ def test_an_older_job_displaces_younger_pins_from_the_budget() -> None:
 
 
 def test_order_is_preempted_then_warm_then_program_age() -> None:
-    """Of turns that wait, the warm ones go first, then those of the job that began first."""
+    """Preempted turns go first, then warm turns, then turns of the job that began first."""
     room = make_room(num_blocks=65)
     turn(room, "old1", "old", [1] * 8)
     turn(room, "young1", "young", [2] * 8)
@@ -219,14 +218,14 @@ def test_order_is_preempted_then_warm_then_program_age() -> None:
 
 
 def test_a_warm_turn_passes_one_that_finds_no_room() -> None:
-    """It holds memory that only running it can free; a cold turn of a younger job stays behind."""
+    """A warm turn holds memory that only running it can free; a cold turn of a younger job waits."""
     room = make_room(num_blocks=25, ttl_rule="fixed", fixed_ttl_s=600)
     turn(room, "warm1", "warm", [1] * 20)
     room.clock.advance(1)
     room.add("busy", [5] * 8, max_tokens=50)
     room.step()
     big = room.add("big", [6] * 80, job_id="big", max_tokens=2)
-    # As after a preemption, which puts a turn before all warm ones.
+    # A preempted turn goes before all warm ones.
     big.status = RequestStatus.PREEMPTED
     room.scheduler.waiting.rekey(big, room.scheduler.policy.waiting_key(big, room.clock.now()))
     room.add("small", [7] * 8, job_id="small", max_tokens=2)
@@ -236,7 +235,7 @@ def test_a_warm_turn_passes_one_that_finds_no_room() -> None:
 
 
 def test_a_new_job_may_not_break_a_pin_until_it_has_waited_its_bound() -> None:
-    """While something runs a new job waits behind the pins; after max_wait_s it breaks them, tail first."""
+    """While something runs a new job waits for pins; after max_wait_s it breaks them, tail first."""
     room = make_room(num_blocks=17, max_wait_s=5, fixed_ttl_s=600, ttl_rule="fixed")
     turn(room, "r1", "a", [1] * 40)
     room.add("busy", [5] * 8, max_tokens=60)
@@ -246,12 +245,12 @@ def test_a_new_job_may_not_break_a_pin_until_it_has_waited_its_bound() -> None:
     assert "new" not in room.last_plan.num_scheduled_tokens  # type: ignore[union-attr]
     room.clock.advance(5)
     assert "new" in room.step().num_scheduled_tokens
-    # Only so much of the pin went as was needed.
+    # Only the needed part of the pin was revoked.
     assert 0 < room.scheduler.statistics().num_pinned_blocks < 10
 
 
 def test_pins_never_stop_the_engine() -> None:
-    """Nothing runs and the head does not fit: pins give way in that very step."""
+    """If nothing runs and the first waiting turn does not fit, pins give way in the same step."""
     room = make_room(num_blocks=17, ttl_rule="fixed", fixed_ttl_s=600)
     turn(room, "r1", "a", [1] * 52)
     room.add("new", [2] * 40, job_id="b")
@@ -260,7 +259,7 @@ def test_pins_never_stop_the_engine() -> None:
 
 @pytest.mark.parametrize("pinned_is_younger", [True, False])
 def test_growing_turns_take_a_younger_jobs_pin_but_not_an_older_ones(pinned_is_younger: bool) -> None:
-    """Out of blocks, turns of older jobs eat a younger job's pin from its tail; younger ones are
+    """Growing turns revoke a younger job's pin from its tail; turns younger than the pin's job are
     preempted."""
     room = make_room(num_blocks=17, ttl_rule="fixed", fixed_ttl_s=600)
 
@@ -283,7 +282,7 @@ def test_growing_turns_take_a_younger_jobs_pin_but_not_an_older_ones(pinned_is_y
 
 
 def test_tools_that_return_late_are_learned_and_let_go() -> None:
-    """Once a kind of call is known to take minutes its KV is not held; a quick one is."""
+    """Once a kind of call is known to take minutes its KV is not pinned; for a quick one it is."""
     room = make_room(num_blocks=65)
     for i in range(12):
         for command, gap_s in (("make all", 300.0), ("ls -l", 0.5)):
@@ -309,7 +308,7 @@ def test_tools_that_return_late_are_learned_and_let_go() -> None:
 
 
 def test_a_quick_call_is_held_although_calls_in_general_are_slow() -> None:
-    """Until the API server process has read the turn its KV is held by grace; then its own tool decides."""
+    """Until the API server process has read the turn a grace pin holds its KV; then its own tool decides."""
     room = make_room(num_blocks=65)
     for i in range(30):
         command, gap_s = ("ls", 0.5) if i % 3 == 0 else ("make all", 300.0)
@@ -326,7 +325,7 @@ def test_a_quick_call_is_held_although_calls_in_general_are_slow() -> None:
 
 
 def test_a_hold_depends_on_the_tool_below_the_horizon() -> None:
-    """Quick calls are released sooner than longer ones, though other kinds lend both the same."""
+    """Quick calls are pinned for less time than longer ones, though other kinds lend both the same prior."""
     room = make_room(num_blocks=257)
     ttl_s = {}
     for number in range(40):
@@ -345,7 +344,8 @@ def test_a_hold_depends_on_the_tool_below_the_horizon() -> None:
 
 
 def test_a_turn_without_a_tool_call_is_held_briefly() -> None:
-    """It is probably the last one: until answers are known to come back, 2 s."""
+    """A turn without calls is probably the last one, and is pinned for 2 s until answers are known to
+    return."""
     room = make_room()
     turn(room, "r1", "a", list(range(20)))
     receipt = tools_start(room, "a", "r1")
@@ -377,8 +377,7 @@ def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"not a state", None])
 def test_a_state_that_cannot_be_used_stops_the_start(tmp_path: Path, content: bytes | None) -> None:
-    """A foreign file, or a place that cannot be written, is one sentence at start-up, not a loss at the
-    end."""
+    """A foreign file or an unwritable place is reported in one sentence at the start."""
     path = tmp_path / "missing" / "state"
     if content is not None:
         path = tmp_path / "state"
@@ -388,7 +387,7 @@ def test_a_state_that_cannot_be_used_stops_the_start(tmp_path: Path, content: by
 
 
 def test_what_was_learned_is_saved_now_and_then(tmp_path: Path) -> None:
-    """A crash forgets at most the last minute."""
+    """A crash loses at most the last minute."""
     state = tmp_path / "tools"
     room = make_room(num_blocks=65, estimator_state=str(state))
     empty = state.read_bytes()
@@ -404,7 +403,7 @@ def test_what_was_learned_is_saved_now_and_then(tmp_path: Path) -> None:
 
 
 def test_jobs_are_forgotten_in_the_end() -> None:
-    """The table of jobs is bounded, and what ran when a job was forgotten counts as at least so long."""
+    """The table of jobs is bounded; a call of a forgotten job counts as censored at its current length."""
     room = make_room(max_jobs=3)
     for i in range(10):
         turn(room, f"r{i}", f"j{i}", [i] * 8)
@@ -422,7 +421,7 @@ def read_events(run: Callable[[TraceWriter], None], path: Path) -> list[TraceEve
 
 
 def test_every_pin_has_one_end_in_the_trace(tmp_path: Path) -> None:
-    """Each pin is created once, ended once with a cause, and each decision shows what it was made of."""
+    """Each pin is created once and ended once with a cause; each decision has its inputs."""
     from tracing.events import TraceHeader
 
     def run(writer: TraceWriter) -> None:
@@ -452,9 +451,8 @@ def test_every_pin_has_one_end_in_the_trace(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("has_host_tier", [False, True])
 def test_a_new_job_waits_for_what_is_held_only_where_it_would_be_computed_again(has_host_tier: bool) -> None:
-    """Of 24 blocks 15 are held for a tool, another job runs, and a new one needs ten. Without a host tier it
-    waits until they expire; with one, where they can be loaded back, it breaks the hold once it has waited
-    for longer than a load takes."""
+    """Of 24 blocks 15 are pinned for a tool, another job runs, and a new one needs ten. Without a host tier
+    it waits until they expire. With one, it breaks the pin after waiting longer than a reload takes."""
     policy = ContinuumPolicyFactory(ContinuumConfig(ttl_rule="fixed", fixed_ttl_s=60.0))(
         PolicyContext(BLOCK, 24, num_host_blocks=1000 * has_host_tier)
     )
@@ -483,9 +481,9 @@ def test_a_new_job_waits_for_what_is_held_only_where_it_would_be_computed_again(
 def test_with_copies_in_host_memory_age_counts_where_it_tells_who_is_sooner_done(
     lengths: list[int], has_host_tier: bool, first: str
 ) -> None:
-    """After some jobs of one length the older job's turn goes before a new job that came a second earlier;
-    after many short ones and a long one, which the older is as likely to be, turns are served as they came.
-    Where lost KV is recomputed the older job goes first whatever it may be."""
+    """With a host tier, the older job's turn goes before a new job only if jobs have similar lengths; after
+    many short jobs and a long one, turns go by arrival. If lost KV must be recomputed, the older job always
+    goes first."""
     config = ContinuumConfig(ttl_rule="fixed", fixed_ttl_s=0.0, min_ended_jobs=3)
     policy = ContinuumPolicyFactory(config)(PolicyContext(BLOCK, 64, num_host_blocks=1000 * has_host_tier))
     room = EngineRoom(policy, block_size=BLOCK, num_blocks=65, max_model_len=96, max_num_seqs=1)
@@ -508,7 +506,7 @@ def test_with_copies_in_host_memory_age_counts_where_it_tells_who_is_sooner_done
 
 
 def test_a_reset_that_fails_changes_nothing() -> None:
-    """While a request runs the prefix cache is not forgotten, and what is held is held on; then both go."""
+    """While a request runs, the prefix cache and pins stay; afterwards a reset clears both."""
     room = make_room()
     turn(room, "r1", "a", list(range(20)))
     room.add("busy", list(range(500, 508)), max_tokens=8)
@@ -524,7 +522,7 @@ def test_a_reset_that_fails_changes_nothing() -> None:
 
 
 def test_cached_blocks_are_counted_in_use_or_not() -> None:
-    """The gauge is of all blocks with a cached prefix, those of running requests included."""
+    """The gauge counts all blocks with a cached prefix, also those of running requests."""
     room = make_room()
     room.add("r1", list(range(18)), max_tokens=8)
     room.step()

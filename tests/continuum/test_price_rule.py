@@ -1,4 +1,4 @@
-"""The price rule against numbers worked out by hand."""
+"""The price rule, checked against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ INPUTS = TtlInputs(
 
 
 def test_it_waits_for_the_quick_half_and_lets_the_slow_half_go() -> None:
-    """1 s: 0.5 x 4 - 0.1 x 0.75 = 1.9 s won; 100 s: 4 - 0.1 x 50.0 = -1 s."""
+    """1 s gains 0.5 x 4 - 0.1 x 0.75 = 1.9 s; 100 s gain 4 - 0.1 x 50.0 = -1 s."""
     assert RULE.choose_ttl(INPUTS).ttl_s == 1.0
 
 
 def test_cheap_memory_or_dear_computing_waits_for_all() -> None:
-    """100 s at a hundredth of the pool: 4 - 0.01 x 50 = 3.5 s won; then on until that is spent."""
+    """100 s at a hundredth of the pool gain 4 - 0.01 x 50 = 3.5 s; it then holds until that is spent."""
     decision = RULE.choose_ttl(replace(INPUTS, pool_share=0.01))
     assert decision.ttl_s == pytest.approx(100 + 4 / 0.01)
     assert RULE.choose_ttl(replace(INPUTS, prefill_s=40.0)).ttl_s == pytest.approx(100 + 40 / 0.1)
 
 
 def test_what_is_held_in_cheaper_memory_is_held_for_longer() -> None:
-    """At half the price the quick half still wins (0.5 x 4 - 0.05 x 0.75 s, to 4 - 0.05 x 50 s for all), at a
-    tenth all of them do: 4 - 0.01 x 50 s, to 0.5 x 4 - 0.01 x 0.75 s."""
+    """At half the price the quick half still wins (0.5 x 4 - 0.05 x 0.75 s against 4 - 0.05 x 50 s for all);
+    at a tenth all do: 4 - 0.01 x 50 s against 0.5 x 4 - 0.01 x 0.75 s."""
     assert replace(RULE, pool_price=0.5).choose_ttl(INPUTS).ttl_s == 1.0
     assert replace(RULE, pool_price=0.1).choose_ttl(INPUTS).ttl_s == pytest.approx(100 + 4 / 0.01)
     unknown = replace(INPUTS, curve=NOTHING_KNOWN)
@@ -49,20 +49,21 @@ def test_what_is_held_in_cheaper_memory_is_held_for_longer() -> None:
 
 
 def test_a_cheap_copy_is_let_go_at_once() -> None:
-    """Loaded in less than a fiftieth of the 4 s that it takes to compute; nothing told later changes that."""
+    """A load takes less than a fiftieth of the 4 s of computing, so it is released; later signals change
+    nothing."""
     decision = RULE.choose_ttl(replace(INPUTS, pool_share=1e-6, reload_s=0.07))
     assert (decision.ttl_s, decision.is_final) == (0.0, True)
     assert not RULE.choose_ttl(replace(INPUTS, pool_share=1e-6, reload_s=0.09)).is_final
 
 
 def test_a_copy_in_host_memory_makes_holding_worth_less() -> None:
-    """What is spared is then the reload: 0.5 x 0.1 - 0.1 x 0.75 < 0, so nothing is held."""
+    """With a copy only the reload is saved: 0.5 x 0.1 - 0.1 x 0.75 < 0, so nothing is pinned."""
     assert RULE.choose_ttl(replace(INPUTS, reload_s=0.1)).ttl_s == 0.0
     assert RULE.choose_ttl(replace(INPUTS, reload_s=1.0)).ttl_s == 1.0
 
 
 def test_nothing_learned_is_held_until_holding_has_cost_its_worth() -> None:
-    """4 s of computing at a tenth of the pool: 40 s. An answer is probably the last turn: 2 s."""
+    """4 s of computing at a tenth of the pool pay for 40 s. An answer is probably the last turn: 2 s."""
     unknown = replace(INPUTS, curve=NOTHING_KNOWN)
     assert RULE.choose_ttl(unknown).ttl_s == pytest.approx(40)
     assert RULE.choose_ttl(replace(unknown, called_tools=False)).ttl_s == 2.0
@@ -74,7 +75,7 @@ def test_nothing_learned_is_held_until_holding_has_cost_its_worth() -> None:
     pool_share=st.floats(0.001, 1),
 )
 def test_no_other_time_is_worth_more(gaps: list[float], prefill_s: float, pool_share: float) -> None:
-    """Over all times at which a call may return, the chosen one wins the most."""
+    """Of all times at which a call may return, the chosen one gains the most."""
     edges = (0.0, *sorted(gaps))
     curve = SurvivalCurve(edges, [index / len(gaps) for index in range(len(edges))], len(gaps))
     inputs = replace(INPUTS, curve=curve, prefill_s=prefill_s, pool_share=pool_share)
@@ -95,8 +96,8 @@ def test_no_other_time_is_worth_more(gaps: list[float], prefill_s: float, pool_s
 def test_asked_again_while_the_call_runs_it_says_the_same(
     gaps: list[float], prefill_s: float, pool_share: float, elapsed: float
 ) -> None:
-    """A pin's deadline is where the call outlives what it is worth waiting for: nobody has to look at a pin
-    before that, as long as nothing new is learned. ``elapsed`` is a share of the time until the deadline."""
+    """Choosing again while the call runs gives the same deadline, so that a pin need not be reviewed before,
+    unless something is learned. ``elapsed`` is a share of the time until the deadline."""
     edges = (0.0, *sorted(gaps))
     curve = SurvivalCurve(edges, [index / len(gaps) for index in range(len(edges))], len(gaps))
     inputs = replace(INPUTS, curve=curve, prefill_s=prefill_s, pool_share=pool_share)
@@ -111,14 +112,14 @@ def test_asked_again_while_the_call_runs_it_says_the_same(
 
 
 def test_what_is_probably_the_last_turn_is_worth_less() -> None:
-    """With a return in one of eight the quick half wins 0.5 x 0.5 - 0.1 x 0.75 s, one in forty nothing."""
+    """With one return in eight the quick half gains 0.5 x 0.5 - 0.1 x 0.75 s, with one in forty nothing."""
     assert RULE.choose_ttl(replace(INPUTS, last_probability=7 / 8)).ttl_s == 1.0
     assert RULE.choose_ttl(replace(INPUTS, last_probability=39 / 40)).ttl_s == 0.0
 
 
 def test_the_cost_of_a_reload_is_that_of_tokens_not_of_waiting_for_a_step() -> None:
-    """A block that waits 60 ms for the step's end between loads of thousands of tokens does not make a large
-    load dear: 100 ms and 60 ms for 10,016 tokens in all, as a moving mean."""
+    """A block that waits 60 ms for a step's end, between loads of thousands of tokens, does not make a large
+    load expensive: 100 ms and 60 ms for 10,016 tokens in all, as a moving mean."""
     cost = ReloadCost(smoothing=0.1)
     assert cost.seconds(1000) is None
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""A learned model of remaining work in the policy: who goes first by it, and when it is not believed."""
+"""The learned model of remaining work in the policy: the order it gives, and when it is dropped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def learn(room: JobRoom, model: ModelLearned) -> None:
 
 
 def ranks(room: JobRoom) -> list[str]:
-    """Jobs of two waiting turns in their order, of which the one with the longer prompt came first."""
+    """The order of two waiting turns' jobs; the one with the longer prompt arrived first."""
     for name, num_tokens in (("long", 200), ("short", 50)):
         room.clock.advance(0.01)
         room.ask(f"{name}-1", prompt(len(name), num_tokens), name)
@@ -46,14 +46,14 @@ def ranks(room: JobRoom) -> list[str]:
 
 
 def serve_one(room: JobRoom, name: str = "first", num_tokens: int = 150) -> None:
-    """A job of one turn, after which it is known what a token of work takes."""
+    """Runs a job of one turn, which teaches the cost of a token of work."""
     room.turn(f"{name}-1", prompt(len(name) + 500, num_tokens), name)
     room.clock.advance(1.0)
     room.read(f"{name}-1")
 
 
 def test_who_has_less_to_do_goes_first() -> None:
-    """Without a model in the order of arrival, with one by what it predicts."""
+    """Without a model jobs are ordered by arrival, with one by its predictions."""
     room = JobRoom()
     serve_one(room)
     assert ranks(room) == ["long", "short"]
@@ -77,7 +77,7 @@ def test_a_model_that_comes_while_jobs_wait_ranks_them_again() -> None:
 
 @pytest.mark.parametrize("right", [0.5, 0.4])
 def test_a_model_that_is_no_better_than_age_counts_nothing(right: float) -> None:
-    """By what it was judged when it was made: the order is that of age to the bit."""
+    """A model that scored no better than age when it was trained does not change the order by age."""
     without, with_model = JobRoom(), JobRoom()
     for room in (without, with_model):
         serve_one(room)
@@ -90,7 +90,7 @@ def test_a_model_that_is_no_better_than_age_counts_nothing(right: float) -> None
 
 
 def test_a_model_that_is_wrong_is_believed_no_longer() -> None:
-    """It says that short prompts are much work; jobs that end say the contrary, and age decides again."""
+    """The model says that short prompts are much work; once ended jobs contradict it, age decides again."""
     room = JobRoom(num_blocks=600)
     learn(room, by_prompt(short=9.0, long=2.0))
     for number in range(40):
@@ -108,7 +108,7 @@ def test_a_model_that_is_wrong_is_believed_no_longer() -> None:
 
 
 def test_jobs_that_end_are_a_lesson() -> None:
-    """Once enough are new: what each turn was, its tools included; a job that goes on is taught anew."""
+    """Enough new jobs form a lesson: each turn with its tools; a job that goes on is taught again."""
     room = JobRoom(num_blocks=600)
     for number in range(MIN_NEW_JOBS):
         assert room.policy.take_lesson() is None
@@ -130,7 +130,7 @@ def test_jobs_that_end_are_a_lesson() -> None:
 
 
 def test_a_model_that_is_none_changes_nothing() -> None:
-    """The scheduler that is told of it goes on."""
+    """The scheduler that receives an invalid model goes on."""
     room = JobRoom()
     serve_one(room)
     with pytest.raises(ModelError):

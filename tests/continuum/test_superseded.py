@@ -1,5 +1,4 @@
-"""What a job goes on without is freed at once, and only that: branches that may come back keep
-their KV."""
+"""Superseded blocks are freed at once, and only they: branches that may return keep their KV."""
 
 from __future__ import annotations
 
@@ -25,15 +24,15 @@ from tracing.writer import TraceWriter
 SYSTEM = list(range(100, 132))
 """Two blocks."""
 TASK = list(range(200, 248))
-"""Three."""
+"""Three blocks."""
 RESULT = [7] * 40
 SUMMARY = list(range(300, 340))
 OTHERS = list(range(500, 628))
-"""Eight blocks of somebody else."""
+"""Eight blocks of another client."""
 
 
 def converse(room: JobRoom, num_turns: int, *, job_id: str = "job", prompt: list[int] | None = None) -> None:
-    """A conversation of so many turns, each 33 tokens of reply and 40 of a result, the last an answer."""
+    """Runs ``num_turns`` turns, each with 33 tokens of reply and 40 of a result; the last is an answer."""
     prompt = [*SYSTEM, *TASK] if prompt is None else prompt
     for number in range(num_turns):
         name = f"{job_id}-{number}"
@@ -43,20 +42,20 @@ def converse(room: JobRoom, num_turns: int, *, job_id: str = "job", prompt: list
 
 
 def compact(room: JobRoom, job_id: str = "job", **said: object) -> TurnReceipt:
-    """The conversation goes on from a summary of it."""
+    """Continues the conversation from a summary of it."""
     prompt = [*SYSTEM, *SUMMARY]
     return room.turn(f"{job_id}-summary", prompt, job_id, **{"num_replies": 0, "num_results": 0, **said})
 
 
 def num_cached(room: JobRoom, request_id: str, prompt: list[int]) -> int:
-    """Tokens of this prompt that somebody who asks for it finds."""
+    """Tokens of this prompt that a new request finds cached."""
     request = room.ask(request_id, prompt, max_tokens=1)
     room.run()
     return request.num_cached_tokens or 0
 
 
 def fill(room: JobRoom, num_blocks: int) -> None:
-    """A request of no job that needs so many blocks while it runs."""
+    """Adds a request without a job that needs this many blocks while it runs."""
     room.turn("big", [*range(700, 700 + num_blocks * BLOCK - 8)], "somebody", max_tokens=2, last=True)
 
 
@@ -64,8 +63,8 @@ def fill(room: JobRoom, num_blocks: int) -> None:
 
 
 def test_a_compacted_history_is_let_go_when_the_next_turn_comes() -> None:
-    """The prompt begins with the system text and a summary: all behind the system text leaves the pin,
-    and the receipt says so."""
+    """The next prompt begins with the system text and a summary: the pin loses everything after the system
+    text, and the receipt says so."""
     room = JobRoom()
     converse(room, 3)
     num_tokens = len(room.said("job-2")) // BLOCK * BLOCK
@@ -85,8 +84,8 @@ def test_a_compacted_history_is_let_go_when_the_next_turn_comes() -> None:
 
 @pytest.mark.parametrize("release_superseded", [True, False])
 def test_dead_blocks_are_used_before_what_others_left_behind(release_superseded: bool) -> None:
-    """Somebody else's prompt, older than the compacted history, is still there when the pool runs short; left
-    to the order of last use it is not."""
+    """When the pool runs short, dead blocks are used before another client's older prompt, which pure LRU
+    would evict."""
     room = JobRoom(num_blocks=41, release_superseded=release_superseded)
     room.turn("other", OTHERS, "other", last=True, max_tokens=1)
     converse(room, 3)
@@ -98,7 +97,7 @@ def test_dead_blocks_are_used_before_what_others_left_behind(release_superseded:
 
 
 def test_a_history_whose_pin_has_run_out_is_let_go_too() -> None:
-    """Its blocks are cached, and nobody holds them."""
+    """Cached blocks of an expired pin are freed too."""
     room = JobRoom(num_blocks=41)
     converse(room, 3)
     room.advance(30)
@@ -112,7 +111,7 @@ def test_a_history_whose_pin_has_run_out_is_let_go_too() -> None:
 
 
 def test_a_rewound_conversation_keeps_what_it_goes_on_from() -> None:
-    """The second turn is asked again with other words: all up to there stays, the rest is released."""
+    """If the second turn is resent with other words, everything up to it stays; the rest is released."""
     room = JobRoom()
     converse(room, 4)
     begun = room.said("job-0")
@@ -123,8 +122,8 @@ def test_a_rewound_conversation_keeps_what_it_goes_on_from() -> None:
 
 
 def test_an_edit_in_the_middle_takes_the_place_and_lets_the_rest_go() -> None:
-    """The turn is the next one of its job, while its tool runs: the pin is cut where the prompt parts, and
-    what is left of it is handed over."""
+    """An edit while the tool runs is the job's next turn: the pin is cut where the prompt diverges, and the
+    rest is handed over."""
     room = JobRoom()
     room.turn("r1", [*SYSTEM, *TASK], "job", num_replies=0, max_tokens=49)
     room.read("r1", "ls")
@@ -137,7 +136,7 @@ def test_an_edit_in_the_middle_takes_the_place_and_lets_the_rest_go() -> None:
 
 
 def test_a_prompt_that_changes_at_its_start_ends_the_pin() -> None:
-    """By this cause alone, and the turn is told."""
+    """The pin ends as superseded, and the receipt says so."""
     room = JobRoom()
     room.turn("r1", [1, *SYSTEM, *TASK], "job", num_replies=0, max_tokens=33)
     room.read("r1", "ls")
@@ -147,7 +146,7 @@ def test_a_prompt_that_changes_at_its_start_ends_the_pin() -> None:
 
 
 def test_a_reply_that_is_rendered_anew_is_let_go() -> None:
-    """As by a template that leaves the reasoning out: only the prompt before it stays."""
+    """If a template leaves out the reasoning, only the prompt before the reply stays."""
     room = JobRoom()
     room.turn("r1", [*SYSTEM, *TASK], "job", num_replies=0, max_tokens=65)
     room.read("r1", "ls")
@@ -156,11 +155,11 @@ def test_a_reply_that_is_rendered_anew_is_let_go() -> None:
     assert receipt.superseded_tokens == len(room.said("r1")) // BLOCK * BLOCK - 80
 
 
-# ---- what is not ----
+# ---- what is kept ----
 
 
 def test_a_sub_agent_does_not_supersede_the_one_whose_tool_it_is() -> None:
-    """The main agent's call runs: whatever begins meanwhile with the same text, it is expected back."""
+    """The main agent's call runs, so its turn is expected back, whatever begins with the same text."""
     room = JobRoom()
     converse(room, 2)
     room.turn("r2", [*room.said("job-1"), *RESULT], "job", num_replies=2, num_results=1)
@@ -173,7 +172,7 @@ def test_a_sub_agent_does_not_supersede_the_one_whose_tool_it_is() -> None:
 
 
 def test_a_call_that_its_client_gave_up_is_waited_for_no_more() -> None:
-    """As when somebody interrupts the agent and takes the conversation back."""
+    """A call that its client gave up, as when a user interrupts the agent, is no longer awaited."""
     room = JobRoom()
     converse(room, 2)
     room.turn("r2", [*room.said("job-1"), *RESULT], "job", num_replies=2, num_results=1)
@@ -184,7 +183,7 @@ def test_a_call_that_its_client_gave_up_is_waited_for_no_more() -> None:
 
 
 def test_a_question_beside_the_conversation_supersedes_nothing() -> None:
-    """It holds all of the last prompt, and not its reply: who asks may still go on from the reply."""
+    """A prompt with the last prompt but not its reply keeps the reply: the client may still continue it."""
     room = JobRoom()
     converse(room, 2)
     aside = [*room.said("job-1")[:-33], *[9] * 20]
@@ -192,7 +191,7 @@ def test_a_question_beside_the_conversation_supersedes_nothing() -> None:
 
 
 def test_a_single_question_is_not_superseded_by_the_next() -> None:
-    """Two short conversations under one name, with the same system text: neither had a history to sum up."""
+    """Two short conversations of one job share a system text; neither has a history to compact."""
     room = JobRoom()
     for name, question in (("a", [1] * 60), ("b", [2] * 40)):
         receipt = room.turn(name, [*SYSTEM, *question], "job", num_replies=0)
@@ -201,7 +200,7 @@ def test_a_single_question_is_not_superseded_by_the_next() -> None:
 
 
 def test_blocks_of_another_job_stay() -> None:
-    """Two jobs with one history, neither held any more: what the other may ask for is not let go."""
+    """Of two jobs with one history and no pins, neither loses blocks that the other may request."""
     room = JobRoom()
     converse(room, 3)
     twin = room.turn("twin", [*room.said("job-2"), *RESULT], "twin", num_replies=3, num_results=2)
@@ -212,8 +211,8 @@ def test_blocks_of_another_job_stay() -> None:
 
 
 def test_a_branch_that_comes_back_after_all_finds_its_blocks_while_nobody_needed_them() -> None:
-    """Two conversations under one name with one system text, the second shorter: the first loses its pin
-    once, finds all of its KV when it comes back, and is never taken to be over again."""
+    """Two conversations of one job share a system text, the second shorter: the first loses its pin once,
+    finds all of its KV when it returns, and is not superseded again."""
     room = JobRoom()
     converse(room, 3)
     assert compact(room).superseded_tokens > 0
@@ -227,7 +226,7 @@ def test_a_branch_that_comes_back_after_all_finds_its_blocks_while_nobody_needed
 
 
 def test_an_aborted_turn_leaves_the_tip_it_had_changed() -> None:
-    """Its retry takes the place again; blocks that nobody needed meanwhile are found."""
+    """The retry takes the tip's place again, and blocks that were not reused are found."""
     room = JobRoom()
     room.turn("r1", [*SYSTEM, *TASK], "job", num_replies=0, max_tokens=49)
     said = room.said("r1")
@@ -243,7 +242,7 @@ def test_an_aborted_turn_leaves_the_tip_it_had_changed() -> None:
 
 
 def test_copies_on_the_host_give_way_first() -> None:
-    """Of a compacted history: what another job has there is kept, though it is older."""
+    """Host copies of a compacted history are evicted before another job's older copies."""
     policy = ContinuumPolicy(PolicyContext(BLOCK, 40, num_host_blocks=1000), ContinuumConfig())
     room = EngineRoom(
         policy,
@@ -282,8 +281,7 @@ def traced(tmp_path: Path, name: str) -> tuple[JobRoom, TraceWriter]:
 
 
 def test_the_trace_tells_who_went_on_without_what(tmp_path: Path) -> None:
-    """With the turn's arrival the end of the turn that it leaves behind; with the pin that it was cut, or
-    ended, for this cause and not for another."""
+    """The turn's arrival event names the end of the superseded turn; the pin's event has this cause only."""
     room, writer = traced(tmp_path, "trace.jsonl")
     converse(room, 3)
     compact(room)
@@ -304,10 +302,10 @@ def test_the_trace_tells_who_went_on_without_what(tmp_path: Path) -> None:
     assert len(ended) == len(set(ended))
 
 
-# ---- any prompts in any order ----
+# ---- random sequences of prompts ----
 
 Step = tuple[int, int, int, bool]
-"""Which turn to begin with, after how many of its blocks to part, tokens more, and whether a tool runs."""
+"""The turn to start from, the number of its blocks to keep, further tokens, and whether a tool runs."""
 
 
 @pytest.mark.slow
@@ -315,7 +313,7 @@ Step = tuple[int, int, int, bool]
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12), st.integers(1, 60), st.booleans()), max_size=12)
 )
 def test_whatever_a_job_asks_blocks_and_pins_stay_in_order(steps: list[Step]) -> None:
-    """Branches, edits, rewinds and summaries in any order, in a pool too small for them all."""
+    """Branches, edits, rewinds and summaries in any order keep blocks and pins consistent in a small pool."""
     room = JobRoom(num_blocks=33)
     room.turn("t0", [*SYSTEM, *TASK], "job", max_tokens=20)
     for number, (which, num_blocks, num_more, runs) in enumerate(steps, start=1):
@@ -331,7 +329,7 @@ def test_whatever_a_job_asks_blocks_and_pins_stay_in_order(steps: list[Step]) ->
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=40), min_size=1, max_size=8))
 def test_what_others_share_lies_between_what_surely_is_and_what_may_be(chains: list[list[int]]) -> None:
-    """Which are no further apart than a half."""
+    """The estimate is between the sure and the possible number, which differ by at most a half."""
     names: dict[tuple[int, ...], bytes] = {}
     for chain in chains:
         for end in range(1, len(chain) + 1):

@@ -1,5 +1,4 @@
-"""On recorded jobs: histories that were compacted or rewound are freed, and hardly ever asked for
-again."""
+"""On recorded jobs, compacted or rewound histories are freed and hardly ever requested again."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ RECORDED = Path(__file__).resolve().parents[3] / "shared" / "workloads" / "kv-ca
 @pytest.mark.shared
 @pytest.mark.skipif(not RECORDED.exists(), reason="the recorded jobs are not here")
 def test_what_recorded_jobs_go_on_without_they_do_not_ask_for_again() -> None:
-    """At least a twentieth of the computed tokens is released; of that less than a twentieth comes
-    back."""
+    """More than a twentieth of the blocks is released; less than a twentieth of these is requested again."""
     found = superseded_in(load_jobs(str(RECORDED), 20, 0))
     assert found.num_dead_blocks > found.num_blocks / 20
     assert found.num_asked_again < found.num_dead_blocks / 20

@@ -1,4 +1,4 @@
-"""Tenants share what may be held: fairly where it is short, all of it where nobody else wants some."""
+"""Tenants share the pin budget: fairly when it is short, and fully available to one that is alone."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.continuum.job_room import BLOCK, JobRoom
 LONG_S = 600.0
 JOB_BLOCKS = 4
 BUDGET = 64
-"""Blocks that may be held, of 128."""
+"""Blocks that may be pinned, of 128."""
 
 
 def job_room(**options: object) -> JobRoom:
-    """Tools run for long here, and what is held is held until they are done."""
+    """A room where tools run for long and pins last until they are done."""
     settings = {"ttl_rule": "fixed", "fixed_ttl_s": LONG_S, "max_wait_s": LONG_S, "pin_budget": 0.5}
     return JobRoom(**{**settings, **options})  # type: ignore[arg-type]
 
 
 class Jobs:
-    """First turns of new jobs, each with a prompt of its own; then its tool runs."""
+    """Runs first turns of new jobs, each with a different prompt and a tool that runs."""
 
     def __init__(self, room: JobRoom) -> None:
         self._room = room
@@ -45,7 +45,7 @@ class Jobs:
         return receipt
 
     def held(self) -> dict[str | None, int]:
-        """Blocks by tenant, of those that hold some."""
+        """Pinned blocks by tenant, for tenants with any."""
         held: dict[str | None, int] = {}
         for job in self._room.policy.jobs(1000, self._room.clock.now()):
             held[job.tenant] = held.get(job.tenant, 0) + sum(each.pinned_blocks for each in job.branches)
@@ -54,7 +54,7 @@ class Jobs:
 
 @pytest.mark.parametrize("tenant", ["greedy", None])
 def test_a_tenant_that_is_alone_may_hold_all(tenant: str | None) -> None:
-    """What nobody else wants is everybody's; those who name no tenant are one."""
+    """A tenant that is alone may use the whole budget; requests without a tenant count as one tenant."""
     jobs = Jobs(job_room())
     receipts = jobs.begin(tenant, 18)
     assert jobs.held() == {tenant: BUDGET}
@@ -63,8 +63,8 @@ def test_a_tenant_that_is_alone_may_hold_all(tenant: str | None) -> None:
 
 
 def test_who_holds_most_gives_way_to_who_comes_short() -> None:
-    """All is one tenant's when another one comes, then a third: at any time each of them has what it wants,
-    or an equal part. That the first one's jobs are older counts nothing, and its new ones get none back."""
+    """When a second and a third tenant arrive at a full budget, each has what it wants or an equal share. The
+    first one's older jobs have no precedence, and its new jobs get nothing back."""
     jobs = Jobs(job_room())
     jobs.begin("greedy", 16)
     jobs.begin("modest", 3)
@@ -76,7 +76,7 @@ def test_who_holds_most_gives_way_to_who_comes_short() -> None:
 
 
 def test_of_one_tenants_jobs_the_youngest_gives_way() -> None:
-    """The job that began first keeps what it has."""
+    """The job that began first keeps its pin."""
     room = job_room()
     jobs = Jobs(room)
     jobs.begin("greedy", 16)
@@ -87,7 +87,7 @@ def test_of_one_tenants_jobs_the_youngest_gives_way() -> None:
 
 
 def test_an_operator_may_keep_some_back_even_from_a_tenant_that_is_alone() -> None:
-    """``pin_tenant_share``: beyond it a tenant's own younger jobs give way, nobody else's."""
+    """Beyond ``pin_tenant_share`` a tenant's own younger jobs lose pins, never another tenant's."""
     jobs = Jobs(job_room(pin_tenant_share=0.5))
     jobs.begin("greedy", 10)
     jobs.begin("ann", 2)
@@ -97,8 +97,8 @@ def test_an_operator_may_keep_some_back_even_from_a_tenant_that_is_alone() -> No
 
 @pytest.mark.parametrize(("num_held", "is_broken"), [(12, False), (17, True)])
 def test_a_turn_that_is_back_takes_nothing_of_an_equal_part(num_held: int, is_broken: bool) -> None:
-    """An older job's turn finds no room. Of another tenant's younger jobs it takes what they hold beyond
-    their part; of what is no more than that, nothing."""
+    """An older job's turn that finds no free blocks takes pins of another tenant's younger jobs only beyond
+    that tenant's equal share."""
     room = job_room(pin_budget=0.9)
     jobs = Jobs(room)
     jobs.begin("greedy", 1, num_blocks=2)
@@ -118,14 +118,14 @@ def test_a_turn_that_is_back_takes_nothing_of_an_equal_part(num_held: int, is_br
     room.run()
 
 
-# ---- the table itself ----
+# ---- the table of pins ----
 
 TENANTS = ("", "ann", "bob", "eve")
 SMALL_BUDGET = 12
 
 
 class Table:
-    """A small budget, and whoever wants some of it."""
+    """A small budget, and tenants that reserve from it."""
 
     def __init__(self) -> None:
         self.pins = PinTable(SMALL_BUDGET, 1.0)
@@ -138,7 +138,8 @@ class Table:
         return held
 
     def reserve(self, tenant: str, rank: float, num_blocks: int) -> BranchTip | None:
-        """A job's tip that may be held, once who gives way to it has; None if there is no room."""
+        """Reserves a tip of a job, after revoking the pins that give way to it; None if the budget does not
+        allow it."""
         name = str(next(self._numbers))
         job = Job(name, tenant or None, rank, rank, rank)
         fits = self.pins.reserve(job, num_blocks)
@@ -155,8 +156,8 @@ class Table:
 
 @given(st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(0, 50), st.integers(1, 5)), max_size=40))
 def test_who_gives_way_had_more_and_is_left_no_less(wants: list[tuple[str, int, int]]) -> None:
-    """Whatever is wanted by whom: what is free is had for the asking; else another tenant gives way only if
-    it held more than the taker ends with, and keeps at least what the taker had."""
+    """Free blocks are always granted. Otherwise another tenant loses pins only if it held more than the taker
+    ends with, and it keeps at least what the taker had."""
     table = Table()
     for tenant, rank, num_blocks in wants:
         before = table.held()
@@ -176,7 +177,7 @@ def test_who_gives_way_had_more_and_is_left_no_less(wants: list[tuple[str, int, 
 
 @given(st.lists(st.sampled_from(TENANTS), min_size=SMALL_BUDGET, max_size=60))
 def test_a_tenant_comes_short_only_of_more_than_its_part(wants: list[str]) -> None:
-    """Block by block: who is refused one has as many as anybody, but for the one that cannot be split."""
+    """With requests of one block, a refused tenant holds as many as any other, up to one block."""
     table = Table()
     for rank, tenant in enumerate(wants):
         tip = table.reserve(tenant, rank, 1)

@@ -1,4 +1,4 @@
-"""Looking up whose job a prompt belongs to: exact, and as fast however much is remembered."""
+"""Looking up the job of a prompt: exact, and as fast for many remembered turns as for few."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def request(prompt: Sequence[int], num_replies: int | None = None) -> Request:
 
 
 def tip(turn: Request, reply: Sequence[int] = (), tenant: str | None = None) -> BranchTip:
-    """Where a turn ended that has said ``reply``."""
+    """The tip of a turn whose reply was ``reply``."""
     for token in reply:
         turn.append_output_token(token)
     job = Job("job", tenant, 0.0, 0.0, 0.0, is_inferred=True)
@@ -53,8 +53,8 @@ def remember(index: TipIndex, turn: Request, reply: Sequence[int] = ()) -> Branc
 def test_what_is_found_is_a_turn_that_the_prompt_contains(
     prompts: list[list[int]], more: list[int], cut: int
 ) -> None:
-    """Of prompts as alike as can be: only one that is all in the new prompt, up to the tokens that a chat
-    template may render again; and if one is there it is found."""
+    """Among very similar prompts, a found turn's prompt is contained in the new one, except for last tokens
+    that a chat template may render differently; and a contained turn is found."""
     index = TipIndex(BLOCK)
     turns = [remember(index, request(prompt, 0), [9] * 20) for prompt in prompts]
     asked = [*prompts[0], *([9] * 20)[:cut], *more]
@@ -70,7 +70,8 @@ def test_what_is_found_is_a_turn_that_the_prompt_contains(
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=80))
 def test_nothing_is_left_of_what_was_removed(steps: list[tuple[int, bool]]) -> None:
-    """However often the same prompts come and go, and more of one than are told apart."""
+    """Nothing remains of removed turns, for any order and for more turns of one prompt than are
+    distinguished."""
     index = TipIndex(BLOCK)
     turns = [request([*SYSTEM, number, *range(30)], 0) for number in range(4)]
     held: list[BranchTip] = []
@@ -87,7 +88,7 @@ def test_nothing_is_left_of_what_was_removed(steps: list[tuple[int, bool]]) -> N
 
 
 def test_of_many_turns_with_one_prompt_the_latest_are_told_apart() -> None:
-    """A bound on what a look-up compares."""
+    """The number of turns that a look-up compares is bounded."""
     index = TipIndex(BLOCK)
     numbers = range(100, 100 + MAX_WITH_SAME_PROMPT + 5)
     turns = [remember(index, request(SYSTEM, 0), [number] * 40) for number in numbers]
@@ -98,7 +99,7 @@ def test_of_many_turns_with_one_prompt_the_latest_are_told_apart() -> None:
 
 
 def test_looking_a_prompt_up_costs_the_same_however_much_is_remembered() -> None:
-    """A prompt of 20,000 tokens, among ten turns or ten thousand that begin with the same system prompt."""
+    """A look-up of 20,000 tokens costs the same among ten or ten thousand turns with one system prompt."""
     took_s = []
     asked = request([*SYSTEM, *range(20_000)], 1)
     for num_remembered in (10, 10_000):

@@ -1,4 +1,4 @@
-"""What clients say of their own tool calls moves how long a turn is held, if they were right before."""
+"""Signals of clients about their tool calls change how long a turn is pinned, if earlier ones were right."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROMPT = list(range(100, 196))
 
 
 def tell(room: JobRoom, state: ToolState, **said: object) -> BranchStatus:
-    """The client's signal about job "job"; how its latest turn stands then."""
+    """Sends the client's signal about job "job"; returns the status of its latest turn."""
     room.scheduler.signal(ToolSignal("job", state, **said), room.clock.now())  # type: ignore[arg-type]
     return standing(room)
 
@@ -23,14 +23,14 @@ def standing(room: JobRoom) -> BranchStatus:
 
 
 def started(room: JobRoom, *commands: str) -> JobRoom:
-    """Its first turn has ended and called these."""
+    """Runs the job's first turn, which ends with these calls."""
     room.turn("r1", PROMPT, "job")
     room.read("r1", *commands)
     return room
 
 
 def learned(room: JobRoom, command: str, gap_s: float, times: int = 12) -> JobRoom:
-    """It has seen the command take so long."""
+    """Teaches that the command takes this long."""
     for number in range(times):
         job = f"{command}{number}"
         room.turn(f"{job}-1", [number, *PROMPT], job)
@@ -41,7 +41,8 @@ def learned(room: JobRoom, command: str, gap_s: float, times: int = 12) -> JobRo
 
 
 def test_a_call_that_is_known_to_be_slow_is_held_where_its_client_says_it_is_quick() -> None:
-    """And a quick one is released where its client says it will take an hour."""
+    """A slow call is pinned if its client expects seconds; a quick one is released if its client expects an
+    hour."""
     room = started(learned(JobRoom(), "make all", 300), "make all")
     assert standing(room).ttl_s is None
     other = started(learned(JobRoom(), "ls -l", 0.5), "ls -l")
@@ -55,7 +56,7 @@ def test_a_call_that_is_known_to_be_slow_is_held_where_its_client_says_it_is_qui
 
 
 def started_again(room: JobRoom, expected_s: float) -> BranchStatus:
-    """The client's word comes within the grace after the turn's end, before the tool is read."""
+    """Sends the signal within the grace period after the turn's end, before the tool is read."""
     room.turn("r1", PROMPT, "job")
     tip = tell(room, ToolState.STARTED, tool="make", expected_s=expected_s)
     assert tip.tools == ["make"]
@@ -63,7 +64,7 @@ def started_again(room: JobRoom, expected_s: float) -> BranchStatus:
 
 
 def test_what_is_expected_is_seen_with_how_sure_it_is() -> None:
-    """Median and deciles are around what the client said, and move with the time that passes."""
+    """Median and deciles are around the client's estimate, and move with time."""
     room = started(JobRoom(), "deploy")
     assert standing(room).expected_return_s is None
     tip = tell(room, ToolState.STARTED, expected_s=20)
@@ -81,8 +82,7 @@ def test_what_is_expected_is_seen_with_how_sure_it_is() -> None:
 
 @pytest.mark.parametrize("said", [{"remaining_s": 8.0}, {"fraction": 0.6}])
 def test_progress_moves_the_deadline(said: dict[str, float]) -> None:
-    """12 of 20 seconds have passed: said in seconds left or as a share, the turn is held past its old
-    deadline."""
+    """After 12 of 20 seconds, a signal with the seconds left or the share done extends the deadline."""
     room = started(JobRoom(), "deploy")
     room.clock.advance(9)
     before = standing(room).ttl_s
@@ -100,7 +100,7 @@ def test_progress_moves_the_deadline(said: dict[str, float]) -> None:
 
 
 def test_a_finished_call_is_held_for_the_turn_that_is_about_to_come() -> None:
-    """Not for as long as the call might have taken; and when the turn comes it finds its KV."""
+    """The pin is shortened to the time that the next turn needs to arrive; the turn then finds its KV."""
     room = started(JobRoom(), "deploy")
     before = tell(room, ToolState.STARTED, expected_s=20)
     room.clock.advance(3)
@@ -115,7 +115,8 @@ def test_a_finished_call_is_held_for_the_turn_that_is_about_to_come() -> None:
 
 
 def test_a_cancelled_call_is_let_go_and_teaches_no_duration() -> None:
-    """It ran for so long at least; the turn that comes all the same teaches nothing more."""
+    """The call counts as censored at its current length; a turn that arrives all the same teaches nothing
+    more."""
     room = started(JobRoom(), "deploy")
     room.clock.advance(3)
     tip = tell(room, ToolState.CANCELLED)
@@ -135,8 +136,8 @@ def test_a_cancelled_call_is_let_go_and_teaches_no_duration() -> None:
 
 @pytest.mark.parametrize("rule", ["median-horizon", "price", "fork", "paper", "fixed"])
 def test_a_call_that_was_cut_off_tells_nothing_of_when_others_return(rule: str) -> None:
-    """Under every rule: where all that is known is a call that was cancelled, the next is held as if nothing
-    were."""
+    """Under every rule, if the only known call was cancelled, the next one is pinned as if none were
+    known."""
     ttls_s = []
     for is_cancelled in (False, True):
         room = started(JobRoom(ttl_rule=rule), "deploy")
@@ -150,7 +151,7 @@ def test_a_call_that_was_cut_off_tells_nothing_of_when_others_return(rule: str) 
 
 
 def test_of_parallel_calls_the_last_one_decides() -> None:
-    """One that ends among others says nothing yet; the turn comes back if any of them has a result."""
+    """A call that ends among others decides nothing; the turn returns if any of them has a result."""
     room = started(JobRoom(), "ls", "make")
     assert tell(room, ToolState.CANCELLED, call_id="a").ttl_s is not None
     assert tell(room, ToolState.CANCELLED, call_id="a").ttl_s is not None
@@ -163,8 +164,8 @@ def test_of_parallel_calls_the_last_one_decides() -> None:
 
 
 def test_a_client_that_is_always_wrong_is_not_believed() -> None:
-    """Who says a second and takes a hundred, time and again, is taken to need a hundred; another client's
-    word still counts."""
+    """A client that repeatedly says one second and takes a hundred is expected to take a hundred; another
+    client is still believed."""
     room = JobRoom(num_blocks=257)
     for number in range(20):
         job = f"j{number}"
@@ -188,7 +189,7 @@ def test_a_client_that_is_always_wrong_is_not_believed() -> None:
 
 
 def test_a_signal_may_name_the_turn_it_means() -> None:
-    """Of two branches the one that is named moves, the other stays."""
+    """Of two branches only the named one moves."""
     room = JobRoom()
     for name, prompt in (("main", PROMPT), ("sub", [9, *PROMPT])):
         room.turn(name, prompt, "job")
@@ -206,7 +207,7 @@ def test_a_signal_may_name_the_turn_it_means() -> None:
 
 
 def test_a_signal_makes_a_job_of_a_question() -> None:
-    """Its client runs a tool that the API server process could not read: an inferred job from then on."""
+    """A signal about a tool that the API server process could not read makes the question an inferred job."""
     room = JobRoom()
     job_id = room.turn("r1", PROMPT).job_id
     room.scheduler.signal(

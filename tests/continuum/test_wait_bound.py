@@ -1,5 +1,5 @@
-"""Nobody waits for ever next to agents that always come back: a question, a job's first turn, a turn whose KV
-is lost."""
+"""Waiting is bounded next to agents that always return: for a question, a job's first turn, and a turn whose
+KV is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEATS = 4
 
 
 class Crowd:
-    """Agents whose tools take no time: as soon as a turn has ended its job's next one is there, its KV held.
+    """Agents whose tools take no time: when a turn ends, its job's next one arrives at once, with pinned KV.
 
     There are twice as many as may run at once, so that some always wait.
     """
@@ -42,7 +42,7 @@ class Crowd:
             self.step()
 
     def seconds_until_started(self, request: Request) -> float:
-        """A request that has just come; at most ten times the bound are waited for it."""
+        """Steps until a new request starts, at most ten times the bound; returns its wait."""
         for _ in range(round(10 * MAX_WAIT_S / STEP_S)):
             self.step()
             if request.first_scheduled_time is not None:
@@ -50,7 +50,7 @@ class Crowd:
         raise AssertionError("it never started")
 
     def _history(self, agent: int, last: str) -> Sequence[int]:
-        """Begun again when it is long, so that the room never grows too small."""
+        """The agent's next history; restarted when it gets long, so that the pool is never too small."""
         said = self._room.tokens.get(last, [])
         return said if 0 < len(said) < 8 * BLOCK else [agent] * (3 * BLOCK)
 
@@ -61,7 +61,7 @@ class Crowd:
 
 
 def crowded_room(max_return_wait_s: float = MAX_WAIT_S) -> tuple[JobRoom, Crowd]:
-    """Turns of agents wait, all of them warm, and have for a while."""
+    """A room where turns of agents have waited for a while, all of them warm."""
     room = JobRoom(
         max_wait_s=MAX_WAIT_S, max_return_wait_s=max_return_wait_s, ttl_rule="fixed", fixed_ttl_s=600.0
     )
@@ -76,8 +76,8 @@ def crowded_room(max_return_wait_s: float = MAX_WAIT_S) -> tuple[JobRoom, Crowd]
 )
 @pytest.mark.parametrize("num_blocks", [1, 40])
 def test_who_came_after_the_agents_starts_soon_after_its_bound(job: JobRef | None, num_blocks: int) -> None:
-    """However small or large its prompt: beyond the bound it waits for no more than a running turn's end, or
-    a few where it needs the room of several."""
+    """Whatever the prompt's size: beyond the bound it waits for one running turn to end, or a few if it needs
+    the blocks of several."""
     room, crowd = crowded_room()
     request = room.add("asked", [900] * (num_blocks * BLOCK), job=job, max_tokens=2)
     waited_s = crowd.seconds_until_started(request)
@@ -87,7 +87,7 @@ def test_who_came_after_the_agents_starts_soon_after_its_bound(job: JobRef | Non
 
 
 def test_a_turn_whose_kv_is_lost_starts_soon_after_its_bound() -> None:
-    """Its job began before all others, but what was held for it has run out."""
+    """Its job began before all others, but its pin has expired."""
     room = JobRoom(max_wait_s=MAX_WAIT_S, ttl_rule="fixed", fixed_ttl_s=1.0)
     room.turn("first", [900] * (6 * BLOCK), "old")
     room.advance(2.0)
@@ -99,7 +99,7 @@ def test_a_turn_whose_kv_is_lost_starts_soon_after_its_bound() -> None:
 
 
 def test_a_job_that_has_begun_has_a_bound_of_its_own() -> None:
-    """Its next turn waits for less than what came first, if its KV is lost, too."""
+    """Its next turn, with lost KV, has a shorter bound than an earlier question."""
     room = JobRoom(max_wait_s=10 * MAX_WAIT_S, max_return_wait_s=MAX_WAIT_S, ttl_rule="fixed", fixed_ttl_s=1)
     room.turn("first", [900] * (6 * BLOCK), "old")
     room.advance(2.0)
@@ -118,7 +118,7 @@ def test_its_bound_is_never_above_that_of_all() -> None:
 
 
 def test_who_hears_nothing_waits_for_less() -> None:
-    """A client that gets no stream gives up sooner: its turn starts before one that came first."""
+    """A turn without a stream, whose client gives up sooner, starts before an earlier one."""
     room = JobRoom(
         max_wait_s=10 * MAX_WAIT_S, max_silent_wait_s=MAX_WAIT_S, ttl_rule="fixed", fixed_ttl_s=600.0
     )
@@ -131,14 +131,14 @@ def test_who_hears_nothing_waits_for_less() -> None:
 
 
 def test_who_is_in_time_waits_behind_the_warm_ones() -> None:
-    """The bound changes nothing before it is reached: memory that is held is used first."""
+    """Before the bound is reached, warm turns go first, so that pinned memory is used first."""
     _, crowd = (found := crowded_room())
     request = found[0].ask("asked", [900] * BLOCK, "new", max_tokens=2)
     assert crowd.seconds_until_started(request) >= MAX_WAIT_S
 
 
 def test_those_who_waited_too_long_start_in_the_order_in_which_they_came() -> None:
-    """A small question does not pass a large one that came first, however much room there is for it."""
+    """A small question does not pass an earlier large one, however many blocks are free."""
     room, crowd = crowded_room()
     large = room.add("large", [901] * (40 * BLOCK), max_tokens=2)
     crowd.step()
@@ -160,15 +160,15 @@ def test_a_deadline_bounds_the_wait() -> None:
     assert patient.first_scheduled_time is None
 
 
-# ---- whatever comes, in whatever order ----
+# ---- random sequences of requests ----
 
 WHO = st.sampled_from([None, None, "a", "b", "c", "d", "e", "f", "g"])
-"""A question of no job, or the job whose next turn it is."""
+"""A question without a job, or the job whose next turn it is."""
 BRIEF_WAIT_S = 1.0
 
 
 def checked_step(room: JobRoom) -> None:
-    """A step in which nobody who has waited for so long is passed by somebody who came later."""
+    """Runs a step and checks that no overdue request is passed by a later one."""
     queued, now = list(room.scheduler.waiting), room.clock.now()
     room.step(STEP_S)
     still_there = {request.request_id for request in room.scheduler.waiting}
@@ -182,7 +182,7 @@ def checked_step(room: JobRoom) -> None:
 def test_who_has_waited_too_long_is_passed_by_nobody_who_came_later(
     comes: list[tuple[str | None, int, int]],
 ) -> None:
-    """Questions and turns of any size next to each other in too little room; in the end all are answered."""
+    """For questions and turns of any size in a small pool: none overdue is passed, and all are answered."""
     room = JobRoom(num_blocks=49, max_wait_s=BRIEF_WAIT_S, ttl_rule="fixed", fixed_ttl_s=600.0)
     last: dict[str, str] = {}
     for number, (who, num_tokens, num_steps) in enumerate(comes):

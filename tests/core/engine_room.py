@@ -1,4 +1,4 @@
-"""A scheduler with a made-up model: what the core's tests drive by hand."""
+"""A scheduler with a fake model, which the core's tests drive step by step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tracing.tracer import Tracer
 
 
 class CountingGrammar:
-    """Allows so many tokens and no more; the one after ``refused_after`` of them it does not."""
+    """Allows ``num_tokens`` tokens; refuses the one after the first ``refused_after``."""
 
     def __init__(self, num_tokens: int, refused_after: int | None = None) -> None:
         self._num_tokens = num_tokens
@@ -57,40 +57,41 @@ class CountingGrammar:
 
     @property
     def max_tokens(self) -> int:
-        """After so many a request has ended."""
+        """The number of tokens after which a request has ended."""
         refused = self._num_tokens if self._refused_after is None else self._refused_after + 1
         return min(self._num_tokens, refused)
 
 
 def token_at(request_id: str, position: int) -> int:
-    """What is sampled there, prompt and output counted."""
-    return crc32(f"{request_id}:{position}".encode()) >> 1  # as large as a token id may be
+    """The token sampled at this position, which counts prompt and output."""
+    return crc32(f"{request_id}:{position}".encode()) >> 1  # As large as a token id may be.
 
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """A plan that was taken and has not run; positions of the tokens that it samples, by request."""
+    """A plan that was taken and has not run; the positions of its sampled tokens by request."""
 
     work: Work
     sampled: dict[str, range]
 
 
 DraftFate = Callable[[], tuple[int, int]]
-"""Of the next proposal: how many drafts come first that are right, and how many then that are not."""
+"""Returns for the next proposal how many right drafts come first, and how many wrong ones follow."""
 WRONG = 5
 """A draft that is never sampled."""
 
 
 class EngineRoom:
     """Steps a real scheduler; sampled tokens are a function of request id and position. With
-    ``async_scheduling`` a plan runs only when the next one has been made, with stages so many."""
+    ``async_scheduling`` a plan runs only once the next one is made; with ``num_stages``, that many are in
+    flight."""
 
     draft_fate: DraftFate | None = None
-    """Of what is drafted behind each output; set before the first step."""
+    """The drafts proposed after each output; set before the first step."""
     pictures: WorkerPictures | None = None
-    """Of a model that reads them; see ``read_pictures``."""
+    """The encoder outputs of a model that reads pictures; see ``read_pictures``."""
     _awaits_output = False
-    """Whether drafts are likely behind the step under way, as the core has it."""
+    """Whether drafts are likely after the step under way, as the core tracks it."""
 
     def __init__(
         self,
@@ -140,17 +141,17 @@ class EngineRoom:
         self.tokens: dict[str, list[int]] = {}
         """All tokens of every request that was added, prompt and output."""
         self.received: dict[str, list[int]] = defaultdict(list)
-        """Output tokens that the client of each request got."""
+        """Output tokens that the client of each request received."""
         self.under_way: deque[_UnderWay] = deque()
         self._max_under_way = max(1 + async_scheduling, num_stages)
         self.rows = WorkerRows(token_at, num_stages)
         self.finished: dict[str, EngineCoreOutput] = {}
         self.failing: set[str] = set()
-        """Requests whose next logits are no numbers."""
+        """Requests whose next logits are not numbers."""
         self.last_plan: SchedulerOutput | None = None
 
     def read_pictures(self, cache_size: int, step_size: int, whole: bool = False) -> None:
-        """The model reads pictures; before the first step."""
+        """Makes the model read pictures; call before the first step."""
         encoder = EncoderCacheManager(cache_size, step_size, whole_pictures=whole)
         self._untraced.add_parts(encoder)
         self.pictures = WorkerPictures(encoder)
@@ -158,7 +159,7 @@ class EngineRoom:
 
     @property
     def scheduler(self) -> Scheduler | TracedScheduler:
-        """As ``EngineCore`` has it."""
+        """The scheduler with or without its trace wrapper, chosen as in ``EngineCore``."""
         return self._traced if self._tracer.on else self._untraced
 
     def begin_trace(self, *, from_start: bool) -> TraceHeader:
@@ -182,8 +183,8 @@ class EngineRoom:
         media: Sequence[MediaSpan] = (),
         before: KnownPrefix | None = None,
     ) -> Request:
-        """``job``: all that its client says of it; else it is named, or belongs to none. ``stops_after`` so
-        many tokens comes one that ends it. ``before``: what stands before the prompt."""
+        """``job``: the client's complete JobRef; else ``job_id`` names one, or there is none. A stop token
+        comes after ``stops_after`` tokens. ``before``: the known tokens before the prompt."""
         num_prompt_tokens = len(prompt) + (0 if before is None else len(before.token_ids))
         if job is None and job_id is not None:
             job = JobRef(job_id, is_last_step, tenant)
@@ -214,8 +215,8 @@ class EngineRoom:
         return request
 
     def step(self, seconds: float = 0.01) -> SchedulerOutput:
-        """Plan as far as may be planned, and take the oldest output; the clock moves in between. Returns the
-        last plan made."""
+        """Plans as far as possible, advances the clock and takes the oldest output. Returns the last plan
+        made."""
         while self.plans_on:
             self.plan_next()
         self.take_output(seconds)
@@ -242,7 +243,7 @@ class EngineRoom:
         return plan
 
     def _check_drafts(self, plan: SchedulerOutput) -> None:
-        """Drafts come behind all tokens that are known, within what the request may still say."""
+        """Checks that drafts follow known tokens only, within the request's remaining length."""
         for request_id, drafts in plan.scheduled_spec_decode_tokens.items():
             request = self.scheduler.requests[request_id]
             assert 0 < len(drafts) < plan.num_scheduled_tokens[request_id]
@@ -251,7 +252,7 @@ class EngineRoom:
         assert plan.total_num_scheduled_tokens <= self.scheduler.config.max_num_batched_tokens
 
     def take_output(self, seconds: float = 0.01) -> None:
-        """The oldest plan runs, and its output is accounted for."""
+        """Runs the oldest plan and reports its output to the scheduler."""
         running = self.under_way.popleft()
         num_accepted = {request_id: len(places) - 1 for request_id, places in running.sampled.items()}
         reports = self.memory.execute(running.work, num_accepted)
@@ -274,7 +275,7 @@ class EngineRoom:
             self._propose(self.draft_fate)
 
     def _propose(self, fate: DraftFate) -> None:
-        """Behind an output, as the core does it: nothing while tokens that a step samples are not known."""
+        """Proposes drafts after an output, as the core does: none while sampled tokens are unknown."""
         drafts = {request.request_id: self.drafts_of(request, *fate()) for request in self.scheduler.running}
         drafts = {request_id: tokens for request_id, tokens in drafts.items() if tokens}
         self._awaits_output = bool(drafts)
@@ -283,13 +284,14 @@ class EngineRoom:
 
     @staticmethod
     def drafts_of(request: Request, num_right: int, num_wrong: int) -> list[int]:
-        """So many drafts that will be sampled, and others behind them, as far as its grammar allows."""
+        """``num_right`` drafts that will be sampled, then ``num_wrong`` others, up to what its grammar
+        allows."""
         start = request.num_tokens
         drafts = [token_at(request.request_id, start + i) for i in range(num_right)] + [WRONG] * num_wrong
         return drafts if request.grammar is None else drafts[: request.grammar.count_allowed(drafts)]
 
     def check_invariants(self) -> None:
-        """The scheduler's own, and that blocks and slots hold what they are found for."""
+        """Checks the scheduler's invariants, and that blocks and slots hold what they are found for."""
         self.scheduler.check_invariants()
         cached = {b.block_id: b.block_hash for b in self.scheduler.kv.pool.blocks if b.block_hash is not None}
         connector = self.connector
@@ -301,7 +303,7 @@ class EngineRoom:
             memory.check_states({s.block_id: s.block_hash for s in states.pool.blocks if s.block_hash})
 
     def run(self, max_steps: int = 1000) -> None:
-        """Step until nothing is left; an engine that makes no progress fails here."""
+        """Steps until nothing is left; fails if the engine makes no progress."""
         for _ in range(max_steps):
             if not self.scheduler.has_unfinished_requests() and not self.scheduler.num_pending_loads:
                 while self.under_way:

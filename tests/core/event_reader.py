@@ -1,4 +1,4 @@
-"""A reader of KV events: what it can find, and whether each hash is that of its tokens."""
+"""A reader of KV events: it tracks what is cached, and checks each hash against its tokens."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Content = tuple[str, int, int]
 
 
 class EventReader:
-    """Applies events in order; fails on one that cannot follow those before it."""
+    """Applies events in order; fails on one that cannot follow the previous ones."""
 
     def __init__(self, *, parents_first: bool = True) -> None:
-        """``parents_first``: no block comes before its parent. Where no layer attends to everything one may:
-        behind the end of a chunk a request needs nothing of what is before."""
+        """``parents_first``: no block precedes its parent. It may if no layer has full attention: after the
+        end of a chunk a request needs nothing from before."""
         self.contents: set[Content] = set()
         self._parents_first = parents_first
         self._full: dict[int, bytes] = {}
-        """The whole hash of every block that was ever stored, computed from its tokens."""
+        """The full hash of every block ever stored, computed from its tokens."""
 
     def apply(self, events: Iterable[KVCacheEvent]) -> None:
         for event in events:
@@ -79,7 +79,7 @@ class EventReader:
 
 
 def _as_hashed(keys: Sequence[object], adapter: str | None) -> list[object]:
-    """The extra keys of a block as its hash has them: named, and in another order."""
+    """The extra keys of a block as its hash includes them: named, and in another order."""
     adapters = [] if adapter is None else [("adapter", keys[0])]
     others = keys[len(adapters) :]
     salts = [("salt", key) for key in others if isinstance(key, str)]
@@ -87,7 +87,7 @@ def _as_hashed(keys: Sequence[object], adapter: str | None) -> list[object]:
 
 
 def contents_of(kv: KVCacheManager, host: Mapping[bytes, int]) -> set[Content]:
-    """What can be found now, as the pools and host memory (its contents) have it."""
+    """What is cached now, according to the pools and host memory."""
     found = {_content("GPU", b.block_hash, 0) for b in kv.pool.blocks if b.block_hash is not None}
     if kv.states is not None:
         last = len(kv.kv_cache_groups) - 1
@@ -100,13 +100,13 @@ def _content(medium: str, name: bytes, group: int) -> Content:
 
 
 class PinReader:
-    """The pins that are held, as the events tell it."""
+    """The pins that are held, according to the events."""
 
     def __init__(self) -> None:
         self.pins: dict[int, tuple[int, int, float | None]] = {}
         """Tokens, blocks and deadline of each pin."""
         self.reasons: list[str] = []
-        """Why pins ended."""
+        """Why pins ended, in order."""
 
     def apply(self, events: Iterable[PinEvent]) -> None:
         for event in events:

@@ -1,4 +1,4 @@
-"""What the KV blocks of all tiers hold, by what the plans did to them: a worker that keeps hashes for KV."""
+"""Tracks the content of KV blocks on all tiers as plans change it: a worker that stores hashes for KV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.core.request import Request
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, attention_groups, blocks_per_state
 
 LoadFate = Callable[[], tuple[int, bool]]
-"""Steps until a load ends (0: it ends in its own), and whether it succeeds."""
+"""Returns the steps until a load ends (0: within its step), and whether it succeeds."""
 
 
 def at_once() -> tuple[int, bool]:
@@ -41,7 +41,7 @@ class _Writing:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What lies in which block of the pool."""
+    """The mapping of pool blocks to contents."""
 
     block_size: int
     groups: tuple[KVCacheGroup, ...]
@@ -51,7 +51,7 @@ class Layout:
     """Blocks of a state slot; 0: no layer has states."""
 
     def state_part(self, block: int) -> tuple[int, int]:
-        """The state slot that has this block, and which of its blocks that is."""
+        """The state slot of this block, and the block's index in it."""
         return divmod(block - self.first_state, self.state_blocks)
 
     def is_of_state(self, block: int) -> bool:
@@ -69,7 +69,7 @@ class Layout:
         return 0 if window is None else max(0, position - window + 1) // self.block_size
 
     def content(self, block_hash: BlockHash, group: int) -> BlockHash:
-        """What a full block of this group holds."""
+        """The content of a full block of this group."""
         is_unitary = self.num_groups == 1 and self.groups[0].is_full
         return block_hash if is_unitary else block_hash + group.to_bytes(2, "big")
 
@@ -79,24 +79,24 @@ NONE_ACCEPTED: Mapping[str, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """What a step computes of one request."""
+    """The tokens that a step computes of one request."""
 
     request: Request
     table: list[int]
-    """Block ids by block of tokens and within it by group."""
+    """Block ids, ordered by block of tokens, then by group."""
     start: int
     end: int
     """End, in tokens."""
     hashes: list[BlockHash]
-    """Of all full blocks of its tokens, where it has drafts of them too."""
+    """Hashes of all full blocks, including those of its drafts."""
 
     def written(self, layout: Layout) -> list[int]:
-        """Blocks of all groups into which it computes."""
+        """Blocks of all groups that the step computes into."""
         first, end = self.start // layout.block_size, -(-self.end // layout.block_size)
         return self.table[first * layout.num_groups : end * layout.num_groups]
 
     def read(self, layout: Layout) -> Iterator[tuple[int, int, int]]:
-        """Full blocks before it that its first token sees, with their place and group."""
+        """Earlier full blocks that its first token sees, with their index and group."""
         for group in range(layout.num_groups):
             first, end = layout.first_seen(group, self.start), self.start // layout.block_size
             for index in range(first, end):
@@ -105,17 +105,17 @@ class _Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """A plan as the worker takes it: with the block tables as they are then."""
+    """A plan as the worker takes it, with the block tables of that time."""
 
     plan: SchedulerOutput
     spans: list[_Span]
 
     def blocks_of_others(self, request: Request, layout: Layout) -> set[int]:
-        """That are read or written for other requests than this one."""
+        """Blocks that it reads or writes for other requests."""
         return self.blocks([span for span in self.spans if span.request is not request], layout)
 
     def blocks(self, spans: Iterable[_Span], layout: Layout) -> set[int]:
-        """That are read or written for these."""
+        """Blocks read or written for these spans."""
         return {block for span in spans for block in span.written(layout)} | {
             block for span in spans for block, _, _ in span.read(layout)
         }
@@ -123,7 +123,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Of transfers that have ended: ids of loads, and slots of the disk."""
+    """Ended transfers: ids of loads, and slots of the disk."""
 
     finished_loads: list[int]
     failed_loads: list[int]
@@ -132,7 +132,7 @@ class Reports:
 
 
 class KvMemory:
-    """Executes the plans' reads, writes and copies; fails where one would find something it must not."""
+    """Executes the plans' reads, writes and copies; fails if one would find a wrong content."""
 
     def __init__(
         self,
@@ -146,24 +146,24 @@ class KvMemory:
         self._layout = Layout(block_size, attention_groups(kv_cache_groups), num_blocks, state_blocks)
         self._has_states = state_blocks > 0
         self.states: dict[int, tuple[Request, int]] = {}
-        """State slot to the request that wrote it, and behind how many of its tokens its state is."""
+        """The request that wrote each state slot, and the number of tokens that its state covers."""
         self._stored_states: dict[BlockHash, tuple[Request, int]] = {}
-        """The same of the states that were ever stored, by the hash of their last block."""
+        """The same for all states ever stored, by the hash of their last block."""
         self._load_fate = load_fate
         self._write_fate = write_fate
         self.device: dict[int, BlockHash | None] = {}
-        """Block id to the hash of what it holds; None: nothing whole."""
+        """Block id to the hash of its content; None: not a full block."""
         self.host: dict[int, BlockHash] = {}
         self.disk: dict[int, BlockHash] = {}
         self._writing: dict[int, _Writing] = {}
-        """Writes by disk slot."""
+        """Writes in flight, by disk slot."""
         self._tables: dict[str, list[int]] = {}
         self._copying: list[_Copying] = []
 
     def take(
         self, plan: SchedulerOutput, requests: Mapping[str, Request], under_way: Sequence[Work] = ()
     ) -> Work:
-        """The next plan, while the others taken before have not run: it may not change what they use."""
+        """Takes the next plan; checks that it does not change what plans still under way use."""
         self._take_in(plan)
         cached = plan.scheduled_cached_reqs
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -189,7 +189,7 @@ class KvMemory:
         return Work(plan, spans)
 
     def _hashes(self, request: Request, drafts: Sequence[int] | None) -> list[BlockHash]:
-        """The request's own list, which grows with its tokens, or one of these and of drafts behind them."""
+        """The request's own list, which grows with its tokens, or a copy extended by drafts."""
         if drafts is None or not request.block_hashes:
             return request.block_hashes
         hashes = list(request.block_hashes)
@@ -198,9 +198,9 @@ class KvMemory:
         return hashes
 
     def execute(self, work: Work, num_accepted: Mapping[str, int] = NONE_ACCEPTED) -> Reports:
-        """Run one plan: loads and writes start, tokens are computed, blocks are stored, transfers end.
+        """Runs one plan: loads and writes start, tokens are computed, blocks are stored, transfers end.
 
-        ``num_accepted``: drafts of each request that are what is sampled; a state is written behind them.
+        ``num_accepted``: accepted drafts of each request; a state is written after them.
         """
         self._begin_writes(work.plan)
         self._store(work.plan.state_stores)
@@ -216,7 +216,7 @@ class KvMemory:
         return Reports(*self._end(), *self._end_writes())
 
     def after(self, under_way: Sequence[Work]) -> KvMemory:
-        """As it will be when these have run; transfers take as long as they like."""
+        """The memory after these plans have run, with all transfers still in flight."""
         later = copy(self)
         later._load_fate = later._write_fate = lambda: (1000, True)
         later.device, later.host, later.disk = dict(self.device), dict(self.host), dict(self.disk)
@@ -253,7 +253,7 @@ class KvMemory:
         self._copying.append(_Copying(load, contents, on_disk, steps, succeeds))
 
     def _sources(self, load: KVLoad) -> tuple[list[BlockHash], list[BlockHash]]:
-        """What lies in the slots of the host and of the disk that it reads."""
+        """The contents of the host and disk slots that the load reads."""
         return [self.host[slot] for slot in load.copies.host_slots], [
             self.disk[slot] for slot in load.reads.disk_slots
         ]
@@ -272,7 +272,7 @@ class KvMemory:
         return {block for load in loads for block in (*load.copies.block_ids, *load.reads.block_ids)}
 
     def _write(self, span: _Span) -> None:
-        """The step fills blocks; the last one perhaps not to the end."""
+        """Writes the step's blocks; the last one may stay partial."""
         layout, hashes = self._layout, span.hashes
         size, num_groups = layout.block_size, layout.num_groups
         for index in range(span.start // size, -(-span.end // size)):
@@ -284,16 +284,16 @@ class KvMemory:
                 self.device[block] = layout.content(hashes[index], group) if is_full else None
 
     def _read(self, span: _Span) -> None:
-        """The step attends to all full blocks before it that its first token sees."""
+        """Checks all earlier full blocks that the step's first token sees."""
         hashes = span.request.block_hashes
         for block_id, index, group in span.read(self._layout):
             if index >= len(hashes):
-                continue  # without prefix caching nothing has a hash
+                continue  # Without prefix caching no block has a hash.
             content = self._layout.content(hashes[index], group)
             assert self.device[block_id] == content, f"{span.request} would read what is not its own"
 
     def _compute_states(self, work: Work, num_accepted: Mapping[str, int]) -> None:
-        """Each sequence reads its state from one slot and writes it to another, all at once."""
+        """Lets each sequence read its state from one slot and write it to another, all at once."""
         slots = work.plan.state_slots
         assert slots.keys() == work.plan.num_scheduled_tokens.keys()
         sources = {i: source for i, (source, _) in slots.items()}
@@ -318,7 +318,7 @@ class KvMemory:
             self.states[slots[request_id][1]] = span.request, end
 
     def check_states(self, cached: Mapping[int, BlockHash]) -> None:
-        """Raise AssertionError unless every cached state is the one that it is found for."""
+        """Raises AssertionError unless every cached state is the one that it is found for."""
         for slot, block_hash in cached.items():
             writer, num_tokens = self.states[slot]
             num_blocks, rest = divmod(num_tokens, self._layout.block_size)
@@ -326,7 +326,7 @@ class KvMemory:
             assert writer.block_hashes[num_blocks - 1] == block_hash, "a state is taken for another"
 
     def _content(self, block: int) -> BlockHash | None:
-        """What a block holds; None: nothing whole."""
+        """The content of a block; None: not a full block."""
         if not self._layout.is_of_state(block):
             return self.device[block]
         slot, part = self._layout.state_part(block)
@@ -338,7 +338,7 @@ class KvMemory:
         return b"%s state %d" % (block_hash, part)
 
     def _fill(self, contents: Mapping[int, BlockHash | None]) -> None:
-        """Let blocks hold these: of a state all, or nothing."""
+        """Sets the contents of blocks; those of a state only together."""
         for block, content in contents.items():
             if not self._layout.is_of_state(block):
                 self.device[block] = content
@@ -399,7 +399,7 @@ class KvMemory:
         host: Mapping[BlockHash, int],
         disk: Mapping[BlockHash, int],
     ) -> None:
-        """Raise AssertionError unless every block and slot holds what the scheduler thinks it does."""
+        """Raises AssertionError unless every block and slot holds what the scheduler assumes."""
         for block_id, block_hash in device.items():
             assert self.device[block_id] == block_hash, f"block {block_id} is found and holds something else"
         for name, slot in host.items():
@@ -409,6 +409,6 @@ class KvMemory:
 
 
 def _as_stored(name: BlockHash) -> BlockHash:
-    """How this worker writes the content of a name: another way than the engine where it is of a state."""
+    """The name that this worker gives a content; for states it differs from the engine's."""
     block_hash, mark, part = name[:32], name[32:37], name[37:]
     return b"%s state %d" % (block_hash, int.from_bytes(part, "big")) if mark == b"state" else name

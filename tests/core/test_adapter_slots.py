@@ -1,4 +1,4 @@
-"""At most so many adapters run at once, and nobody waits for ever behind those whose adapters do."""
+"""The number of running adapters is bounded, and no request waits forever for an adapter slot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add(room: EngineRoom, request_id: str, adapter: str | None, max_tokens: int 
 def test_no_more_run_than_may(
     requests: list[tuple[str | None, int]], max_loras: int, num_blocks: int
 ) -> None:
-    """Whoever comes, in whatever room: all end."""
+    """The bound holds for any requests and pool, and all requests end."""
     room = EngineRoom(num_blocks=num_blocks, max_num_seqs=8, max_loras=max_loras)
     for index, (adapter, max_tokens) in enumerate(requests):
         add(room, f"r{index}", adapter, max_tokens)
@@ -50,7 +50,7 @@ def test_those_behind_one_that_is_set_aside_go_first() -> None:
 
 
 def test_nobody_is_set_aside_for_ever() -> None:
-    """While requests of one adapter come and come, one of another gets its turn."""
+    """While requests of one adapter keep arriving, a request of another one is served."""
     room = EngineRoom(max_loras=1)
     add(room, "first", "a", max_tokens=12)
     room.step()
@@ -64,7 +64,8 @@ def test_nobody_is_set_aside_for_ever() -> None:
 
 
 def test_keys_of_blocks_are_apart() -> None:
-    """The same prompt with another adapter, or none, finds nothing of the first; with the same it does."""
+    """A prompt with another adapter, or none, hits nothing of the first one; with the same adapter it
+    does."""
     room = EngineRoom(max_loras=4, block_size=4)
     cached = []
     for request_id, adapter in (("1", "a"), ("2", "b"), ("3", None), ("4", "a")):

@@ -1,4 +1,4 @@
-"""Promises about the sampled lives of KV blocks: what is told is what happened, against a record of all."""
+"""Promises about the sampled lives of KV blocks: reported values match a complete record."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cached(pool: BlockPool, count: int, names: list[bytes]) -> list[KVCacheBlock
 
 
 def test_a_life_is_told_when_it_ends() -> None:
-    """From the allocation to the eviction, with the uses in between."""
+    """A life is reported when it ends: from allocation to eviction, with the uses in between."""
     pool, lives, clock = watched(3, 1.0)
     blocks = cached(pool, 2, [b"a", b"b"])
     pool.free_blocks(blocks)
@@ -66,7 +66,7 @@ def test_blocks_that_were_never_cached_have_no_life() -> None:
     steps=st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=30),
 )
 def test_as_many_blocks_are_followed_as_asked(share: float, steps: list[tuple[int, bool]]) -> None:
-    """Every second, third, tenth block, and each of them as a record of all blocks has it."""
+    """Every second, third or tenth block is sampled, and each sample matches the complete record."""
     pool, lives, clock = watched(7, share)
     everything, all_lives, same_clock = watched(7, 1.0)
     every, allocated = round(1 / share), 0

@@ -1,4 +1,4 @@
-"""A model with full and chunked layers: what its requests and its pins hold, and what returns find."""
+"""A model with full and chunked layers: what its requests and pins hold, and what later turns find."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.core.engine_room import EngineRoom
 from tests.core.test_windows import PinningPolicy, held_blocks, room_of
 
 GROUPS = (KVCacheGroup((0,)), KVCacheGroup((1,), attention_chunk=16))
-"""Blocks have 4 tokens: a chunk is four of them."""
+"""Blocks have 4 tokens, so a chunk is four of them."""
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_a_chunks_blocks_come_back_while_a_request_runs(async_scheduling: bool) -> None:
-    """It holds the chunk that goes on, and what steps under way read and write."""
+    """The request holds the current chunk, and the blocks that steps under way read and write."""
     room = room_of(async_scheduling=async_scheduling, kv_cache_groups=GROUPS)
     room.add("a", list(range(40)), max_tokens=12)
     most = 0
@@ -37,7 +37,7 @@ def test_a_chunks_blocks_come_back_while_a_request_runs(async_scheduling: bool) 
 
 
 def test_a_hit_needs_only_the_chunk_that_goes_on() -> None:
-    """Null blocks stand before it, and every token is as computed; where a chunk begins nothing is needed."""
+    """Null blocks precede the current chunk and tokens stay correct; at a chunk's start nothing is needed."""
     room = room_of(kv_cache_groups=GROUPS)
     prompt = list(range(40))
     room.add("a", prompt, max_tokens=1)
@@ -67,7 +67,7 @@ def test_admission_knows_that_a_long_prompt_needs_one_chunk() -> None:
 
 
 def test_a_pin_holds_the_chunk_that_goes_on() -> None:
-    """From its first block to the pin's end, beside all of full attention; a return takes both."""
+    """The pin holds its chunk's blocks and all of full attention; the next turn takes both."""
     policy = PinningPolicy()
     room = room_of(policy, kv_cache_groups=GROUPS)
     room.add("a", list(range(24)), max_tokens=6)
@@ -78,7 +78,7 @@ def test_a_pin_holds_the_chunk_that_goes_on() -> None:
     assert [context.blocks_of_pin(n) for n in (0, 1, 3, 4, 7, 8)] == [0, 2, 6, 4, 10, 8]
     assert held_blocks(room) == room.scheduler.kv.num_pinned_blocks == 10
     pool = room.scheduler.kv.pool
-    pool.free_blocks(pool.get_new_blocks(pool.num_free_blocks))  # all else is evicted
+    pool.free_blocks(pool.get_new_blocks(pool.num_free_blocks))  # Everything else is evicted.
     back = room.add("back", [*room.tokens["a"][:29], 7, 8], max_tokens=1)
     room.step()
     assert back.num_cached_tokens == 28
@@ -87,8 +87,8 @@ def test_a_pin_holds_the_chunk_that_goes_on() -> None:
 
 
 def test_a_pin_is_never_cut_to_more_than_it_holds() -> None:
-    """Behind 17 tokens it holds one block of a chunk; in the chunk before it would hold up to three, so it is
-    cut to where fewer are enough."""
+    """After 17 tokens a pin holds one block of a chunk; in the previous chunk it would hold up to three, so
+    it is cut to a point that needs fewer."""
     policy = PinningPolicy()
     room = room_of(policy, kv_cache_groups=GROUPS)
     room.add("a", list(range(20)), max_tokens=1)
@@ -106,7 +106,8 @@ def test_a_pin_is_never_cut_to_more_than_it_holds() -> None:
 
 
 def test_where_a_chunk_begins_a_model_of_chunks_needs_nothing() -> None:
-    """A turn that ends there leaves nothing to hold, and its return computes only what is new."""
+    """A turn that ends at a chunk's start leaves nothing to pin, and the next turn computes only its new
+    tokens."""
     policy = PinningPolicy()
     room = room_of(policy, kv_cache_groups=(KVCacheGroup((0,), attention_chunk=16),))
     room.add("a", list(range(28)), max_tokens=5)
@@ -125,7 +126,7 @@ def test_where_a_chunk_begins_a_model_of_chunks_needs_nothing() -> None:
 
 
 def test_a_trace_tells_chunks() -> None:
-    """A replay makes the same groups of it, and a pin's blocks are worth as many tokens."""
+    """A replay reconstructs the groups from the trace, and converts a pin's blocks to as many tokens."""
     room = room_of(kv_cache_groups=(*GROUPS, KVCacheGroup((2,), 8)))
     header = room.begin_trace(from_start=True)
     assert (header.kv_group_windows, header.kv_group_chunks) == ([0, 0, 8], [0, 16, 0])
@@ -139,8 +140,8 @@ def test_a_trace_tells_chunks() -> None:
 
 
 def test_at_100k_tokens_chunks_take_little() -> None:
-    """With Llama 4 Scout's layers a request and its pin take a third of what they would if every layer
-    attended to everything: a quarter for the full ones, and a chunk of 8,192 for the others."""
+    """With Llama 4 Scout's layers a request and its pin take a third of the blocks that full attention in all
+    layers would: a quarter for the full layers, and a chunk of 8,192 for the others."""
     groups = groups_of([None] * 48, [8192, 8192, 8192, None] * 12)
     num_tokens, size = 100_000, 16
     all_full = len(groups) * num_tokens // size
@@ -172,7 +173,7 @@ def test_at_100k_tokens_chunks_take_little() -> None:
 
 
 def test_a_tip_at_the_end_of_a_chunk_needs_no_pin() -> None:
-    """With layers that have chunks only, what comes next reads nothing of those before."""
+    """In a model with chunked layers only, the next turn reads no earlier block."""
     groups = (KVCacheGroup((0,), attention_chunk=8),)
     policy = ContinuumPolicyFactory()(PolicyContext(4, 16, kv_cache_groups=groups))
     room = EngineRoom(policy, block_size=4, num_blocks=17, kv_cache_groups=groups)

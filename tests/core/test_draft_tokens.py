@@ -1,4 +1,4 @@
-"""Drafts of a scheduler: they get what is left, what was right of them stays, and nothing else changes."""
+"""Drafts in a scheduler: they use leftover resources, right ones are kept, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def tokens(start: int, count: int) -> list[int]:
 
 
 def propose(room: EngineRoom, **drafts: tuple[int, int]) -> None:
-    """For each request so many drafts that are right, and so many then that are not."""
+    """Proposes for each request a number of right drafts, followed by a number of wrong ones."""
     found = {i: room.drafts_of(room.scheduler.requests[i], *counts) for i, counts in drafts.items()}
     room.scheduler.update_draft_token_ids(found, room.clock.now())
 
 
 def running_room(*prompts: int, max_tokens: int = 20, **options: int | bool) -> EngineRoom:
-    """Requests a, b, ... whose prompts have so many tokens, and which have sampled their first one."""
+    """A room with requests a, b, ... with prompts of these lengths, each with its first token sampled."""
     room = EngineRoom(**options)  # type: ignore[arg-type]
     for number, length in enumerate(prompts):
         room.add("abcdef"[number], tokens(100 * number, length), max_tokens=max_tokens)
@@ -37,7 +37,7 @@ def drafts_in(plan: SchedulerOutput) -> dict[str, int]:
 
 
 def test_right_drafts_are_taken_and_one_token_more() -> None:
-    """Of a request they count as computed; what was rejected does not, and is computed again."""
+    """Accepted drafts count as computed; rejected ones do not, and their positions are recomputed."""
     room = running_room(6)
     propose(room, a=(3, 2))
     plan = room.step()
@@ -52,7 +52,7 @@ def test_right_drafts_are_taken_and_one_token_more() -> None:
 
 @pytest.mark.parametrize("num_right", range(7))
 def test_only_blocks_of_verified_tokens_are_cached(num_right: int) -> None:
-    """Though the step has computed others: the last one that is full of known, computed tokens."""
+    """Although the step computed more, only blocks full of verified tokens are cached."""
     room = running_room(6)
     propose(room, a=(num_right, 6 - num_right))
     room.step()
@@ -62,7 +62,7 @@ def test_only_blocks_of_verified_tokens_are_cached(num_right: int) -> None:
 
 @pytest.mark.parametrize("stops_after", [0, 2, 4, 5])
 def test_a_stop_token_among_drafts_ends_the_request(stops_after: int) -> None:
-    """What was verified behind it is dropped, and nothing of that is cached."""
+    """Verified drafts after the stop token are dropped and not cached."""
     room = EngineRoom()
     room.add("a", tokens(0, 6), max_tokens=20, stops_after=stops_after + 1)
     room.step()
@@ -76,7 +76,7 @@ def test_a_stop_token_among_drafts_ends_the_request(stops_after: int) -> None:
 
 @pytest.mark.parametrize("max_tokens", [2, 3, 5])
 def test_no_more_is_drafted_than_may_be_said(max_tokens: int) -> None:
-    """Behind the last draft comes a token, and it is the last that the request may have."""
+    """The token sampled after the last draft is at most the last one that the request may have."""
     room = running_room(6, max_tokens=max_tokens)
     propose(room, a=(9, 0))
     assert drafts_in(room.step()) == ({"a": max_tokens - 2} if max_tokens > 2 else {})
@@ -93,8 +93,8 @@ def test_drafts_end_where_the_context_does() -> None:
 
 
 def test_nobody_is_preempted_for_a_draft() -> None:
-    """The one block that is left is that of the request behind, which has a token to compute; the drafts of
-    the first get the places in its own last block."""
+    """The only free block goes to the second request, which needs it for its token; drafts of the first one
+    use the space in its last block."""
     room = running_room(6, 8, num_blocks=6)
     assert room.scheduler.kv.num_free_blocks == 1
     propose(room, a=(6, 0))
@@ -114,7 +114,7 @@ def test_nobody_waits_for_the_blocks_of_drafts() -> None:
 
 
 def test_no_pin_is_revoked_for_a_draft() -> None:
-    """The request behind takes the block that is free, and the pin stays."""
+    """The second request takes the free block, and the pin stays."""
     room = EngineRoom(ChaosPolicy([]), num_blocks=8)
     room.add("x", tokens(300, 8), max_tokens=1)
     room.add("a", tokens(0, 6), max_tokens=20)
@@ -140,7 +140,7 @@ def test_every_running_request_has_a_token_before_any_has_drafts() -> None:
 
 
 def test_drafts_and_a_long_prompt_share_a_step() -> None:
-    """The prompt has what the budget leaves, running or waiting."""
+    """The prompt gets what drafts leave of the budget, running or waiting."""
     room = running_room(6, num_blocks=40, max_num_batched_tokens=16)
     room.add("b", tokens(100, 30))
     for num_computed in (0, 11):
@@ -157,7 +157,7 @@ def test_a_step_has_no_more_of_a_request_than_of_a_long_prompt() -> None:
 
 
 def test_only_a_request_whose_tokens_are_all_known_gets_drafts() -> None:
-    """None that waits, whose prompt is being computed, or that has ended."""
+    """Waiting requests, those still in prefill and ended ones get none."""
     room = EngineRoom(max_num_batched_tokens=8)
     room.add("a", tokens(0, 12))
     room.add("b", tokens(100, 12))
@@ -169,7 +169,7 @@ def test_only_a_request_whose_tokens_are_all_known_gets_drafts() -> None:
 
 
 def test_a_token_under_way_is_not_known() -> None:
-    """With async scheduling drafts that come too early are dropped."""
+    """With async scheduling, drafts that arrive too early are dropped."""
     room = EngineRoom(async_scheduling=True)
     room.add("a", tokens(0, 6))
     room.plan_next()
@@ -191,7 +191,7 @@ def test_drafts_wait_while_all_is_paused() -> None:
 def test_a_request_may_end_while_its_drafts_are_verified(
     status: RequestStatus, async_scheduling: bool
 ) -> None:
-    """Only its known tokens are cached, and every block comes back."""
+    """Only its known tokens are cached, and every block is freed."""
     room = running_room(6, async_scheduling=async_scheduling)
     while room.under_way:
         room.take_output()
@@ -206,7 +206,7 @@ def test_a_request_may_end_while_its_drafts_are_verified(
 
 
 def test_a_preempted_request_loses_its_drafts_and_nothing_else() -> None:
-    """It is preempted for the one before it, though it had drafts, and says what it would have said."""
+    """A request with drafts is preempted for an older one, and its output does not change."""
     room = running_room(7, 7, num_blocks=6, max_tokens=9)
     propose(room, b=(6, 0))
     plans = [room.step()]
@@ -220,7 +220,8 @@ def test_a_preempted_request_loses_its_drafts_and_nothing_else() -> None:
 
 
 def test_of_an_owner_that_may_have_little_of_a_step_drafts_get_what_is_left() -> None:
-    """Where several owners share the engine, the drafts of one that has many requests are cut as prompts."""
+    """When several owners share the engine, drafts of an owner with many requests are cut as its prompts
+    are."""
     room = EngineRoom(num_blocks=200, max_num_seqs=12, max_num_batched_tokens=64)
     for number in range(9):
         job = JobRef(None, owner="many")

@@ -1,4 +1,5 @@
-"""Promises about turns that the core keeps to be continued: tokens and hashes are those of the whole."""
+"""Promises about turns that the core keeps for continuation: tokens and hashes equal those of the whole
+prompt."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def whole(tokens: list[int], salt: str | None = None) -> Request:
 
 @pytest.mark.parametrize("num_known", [5, 8, 9, 11])
 def test_a_continued_request_is_that_of_all_tokens(num_known: int) -> None:
-    """Whatever part of the turn it continues: a stop string may have cut some of the reply off."""
+    """A request may continue any part of a turn, e.g. if a stop string cut off some of the reply."""
     turns = KeptTurns(100, SIZE)
     first = ended("a", list(range(5)), list(range(10, 16)), turns)
     assert first.num_tokens == 11
@@ -68,7 +69,7 @@ def test_a_continued_request_is_that_of_all_tokens(num_known: int) -> None:
 
 
 def test_another_salt_has_hashes_of_its_own() -> None:
-    """What is found in the cache depends on the salt from the first block on."""
+    """With another salt all hashes differ, from the first block on."""
     turns = KeptTurns(100, SIZE)
     ended("a", list(range(8)), [9], turns, salt="mine")
     second = ended("b", [50], [], turns, continues=TurnPrefix("a", 9), salt="other")
@@ -76,7 +77,8 @@ def test_another_salt_has_hashes_of_its_own() -> None:
 
 
 def test_a_turn_is_given_to_one() -> None:
-    """Its lists grow with the request that continues it. When that is given up, the turn is there again."""
+    """A turn's lists grow with the request that continues it. If that is aborted, the turn is available
+    again."""
     turns = KeptTurns(100, SIZE)
     ended("a", list(range(8)), [9], turns)
     second = ended(
@@ -96,8 +98,8 @@ def test_a_turn_is_given_to_one() -> None:
 
 
 def test_only_what_is_asked_for_is_kept() -> None:
-    """A turn is kept if its client may continue it and it has ended by itself; more of it than there is, is
-    not known."""
+    """A turn is kept if its client may continue it and it ended normally; more tokens than it has are
+    unknown."""
     turns = KeptTurns(100, SIZE)
     ended("a", [1, 2], [3], turns, keeps=False)
     ended("b", [1, 2], [3], turns, status=RequestStatus.FINISHED_ERROR)
@@ -108,7 +110,7 @@ def test_only_what_is_asked_for_is_kept() -> None:
 
 
 def test_another_turn_is_not_continued() -> None:
-    """Whoever names a turn says how its tokens end: those of another one are never taken for them."""
+    """A continuation names the last tokens of its turn, so another turn is never taken for it."""
     turns = KeptTurns(100, SIZE)
     ended("a", [1, 2, 3], [4, 5], turns)
     assert turns.take(TurnPrefix("a", 4, [3, 5])) is None
@@ -119,7 +121,7 @@ def test_another_turn_is_not_continued() -> None:
 
 
 def test_the_oldest_are_forgotten() -> None:
-    """The number of tokens is bounded, not that of turns."""
+    """The oldest turns are forgotten; the bound is on tokens, not on turns."""
     turns = KeptTurns(10, SIZE)
     for name in "abc":
         ended(name, [1, 2, 3], [4], turns)

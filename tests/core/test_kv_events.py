@@ -1,4 +1,5 @@
-"""Whatever happens to a scheduler: who applies its events in order knows what is cached and pinned."""
+"""Whatever happens to a scheduler, a reader that applies its events in order knows what is cached and
+pinned."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.core.event_reader import EventReader, PinReader, contents_of
 from tests.core.test_scheduler_machine import BLOCK_SIZE, SchedulerMachine
 
 AHEAD_S = 1e6
-"""Seconds that the wall clock is ahead of the scheduler's."""
+"""Seconds by which the wall clock is ahead of the scheduler's."""
 
 
 class Reading:
@@ -34,7 +35,7 @@ class Reading:
         scheduler.pins.recorder = self.pin_recorder = PinRecorder(BLOCK_SIZE, AHEAD_S)
 
     def check(self) -> None:
-        """Read what there is, and compare."""
+        """Reads new events and compares the result with the scheduler."""
         self.reader.apply(self.recorder.take())
         self.pin_reader.apply(self.pin_recorder.take())
         connector = self.room.connector
@@ -52,7 +53,7 @@ class Reading:
 
 
 class EventMachine(SchedulerMachine):
-    """The scheduler's machine, with a reader of its events beside it."""
+    """The scheduler's machine with a reader of its events."""
 
     def on_start(self, policy: str, bits: list[bool]) -> None:
         self.reading = Reading(self.room)
@@ -60,7 +61,7 @@ class EventMachine(SchedulerMachine):
     @invariant()
     def the_reader_knows_what_is_cached(self) -> None:
         if hasattr(self, "reading"):
-            if self.policy == "oracle":  # a baseline that moves deadlines without a signal
+            if self.policy == "oracle":  # A baseline that moves deadlines without a signal.
                 self.reading.pin_recorder.compare_deadlines()
             self.reading.check()
 
@@ -70,7 +71,7 @@ TestEvents.settings = settings(max_examples=500, stateful_step_count=40)
 
 
 def test_blocks_of_a_prompt_are_one_event_with_its_tokens() -> None:
-    """The next turn's begin where the first one's end, and name those as their parent."""
+    """The next turn's blocks begin where the first one's end, and have those as their parent."""
     reading = Reading(room := EngineRoom(block_size=4))
     room.add("first", list(range(10)), max_tokens=1, job_id="job")
     room.run()
@@ -92,10 +93,10 @@ def test_blocks_of_a_prompt_are_one_event_with_its_tokens() -> None:
 
 
 def test_what_two_requests_compute_side_by_side_is_told_once() -> None:
-    """And is removed with the last of the two blocks."""
+    """Blocks that two requests compute concurrently are stored once, and removed with the last copy."""
     reading = Reading(room := EngineRoom(block_size=4, num_blocks=9))
     for name in ("one", "other"):
-        room.add(name, list(range(8)), max_tokens=1)  # its last block is computed even if it is cached
+        room.add(name, list(range(8)), max_tokens=1)  # Its last block is computed even if it is cached.
     room.run()
     assert room.scheduler.kv.pool.num_cached_blocks == 3
     stored = [event for event in reading.recorder.take() if isinstance(event, BlockStored)]
@@ -117,7 +118,7 @@ def test_a_salt_is_told_with_the_first_block_alone() -> None:
 
 
 def test_groups_are_told_apart() -> None:
-    """Of a window only the blocks that are still cached; full attention comes first."""
+    """A window's events have only the blocks that are still cached; full attention comes first."""
     groups = (KVCacheGroup((0,)), KVCacheGroup((0,), sliding_window=8))
     reading = Reading(room := EngineRoom(block_size=4, num_blocks=40, kv_cache_groups=groups))
     room.add("long", list(range(40)), max_tokens=1)

@@ -1,4 +1,4 @@
-"""Leases of KV: whatever happens to them, no block is overwritten while a reader may have it."""
+"""Leases of KV: no block is overwritten while a reader may read it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEASE_S = 1.0
 def ordered(
     room: EngineRoom, request_id: str, prompt: list[int], max_tokens: int = 1, tenant: str | None = None
 ) -> Request:
-    """A request whose KV is to be leased out."""
+    """A request whose KV is to be leased."""
     job = None if tenant is None else JobRef(request_id, tenant=tenant)
     request = room.add(request_id, prompt, max_tokens=max_tokens, job=job)
     request.kv_transfer = KVLeaseOrder(request_id, LEASE_S)
@@ -29,14 +29,14 @@ def ordered(
 
 
 def said(room: EngineRoom, *, released: list[str] | None = None, renewed: list[str] | None = None) -> None:
-    """What readers have said reaches the scheduler."""
+    """Reports messages of readers to the scheduler."""
     result = ModelRunnerOutput([], [], released_kv_leases=released or [], renewed_kv_leases=renewed or [])
     room.scheduler.leases.update_from_output(result, room.clock.now())
     room.scheduler.expire(room.clock.now())
 
 
 def test_a_lease_is_held_until_it_is_read() -> None:
-    """All full blocks that the reader can use, named; then they are cached as others are."""
+    """The lease names all full blocks that the reader can use; afterwards they are cached like others."""
     room = EngineRoom(block_size=BLOCK)
     ordered(room, "a", list(range(13)))
     room.run()
@@ -56,7 +56,7 @@ def test_a_lease_is_held_until_it_is_read() -> None:
 
 
 def test_the_reader_computes_the_last_token() -> None:
-    """Of a prompt that ends with a block, the block before is the last one that is leased."""
+    """If a prompt fills its last block, the lease ends with the block before."""
     room = EngineRoom(block_size=BLOCK)
     ordered(room, "a", list(range(12)))
     room.run()
@@ -81,7 +81,7 @@ def test_time_ends_a_lease_and_a_renewal_does_not() -> None:
 
 
 def test_a_request_that_needs_all_memory_gets_it() -> None:
-    """A lease is never a lock: where nothing else runs it ends, and its reader is told that it is gone."""
+    """If nothing else runs, a lease ends for a request that needs its blocks, and the reader is informed."""
     room = EngineRoom(block_size=BLOCK, num_blocks=9)
     ordered(room, "a", list(range(25)))
     room.run()
@@ -97,8 +97,8 @@ def test_a_request_that_needs_all_memory_gets_it() -> None:
 
 @pytest.mark.parametrize(("num_leases", "gives_way"), [(2, False), (3, True)])
 def test_no_tenant_leases_the_pool_away(num_leases: int, gives_way: bool) -> None:
-    """While something runs a request waits for another tenant's leases, but for those beyond half of the
-    pool; the tenant's own requests wait for them."""
+    """While something runs, a request waits for another tenant's leases up to half of the pool; the tenant's
+    own requests wait for all of them."""
     room = EngineRoom(block_size=BLOCK, num_blocks=25)
     for number in range(num_leases):
         ordered(room, f"a{number}", [number * 50 + i for i in range(21)], tenant="a")
@@ -118,7 +118,7 @@ def test_no_tenant_leases_the_pool_away(num_leases: int, gives_way: bool) -> Non
 @pytest.mark.parametrize("overlap", [False, True], ids=["one step", "two steps"])
 @pytest.mark.parametrize("seed", range(12))
 def test_no_leased_block_is_overwritten(seed: int, overlap: bool, groups: tuple[KVCacheGroup, ...]) -> None:
-    """Random requests, aborts, readers, and waits, in a pool that is too small for all."""
+    """Random requests, aborts, reads and waits, in a pool that is too small, overwrite no leased block."""
     random = Random(seed)
     room = EngineRoom(
         block_size=BLOCK,

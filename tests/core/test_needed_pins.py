@@ -1,4 +1,4 @@
-"""What a pin is said to have kept is what the same requests lose where nothing is pinned."""
+"""The blocks reported as saved by a pin equal those that the same requests lose without pins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUM_BLOCKS = 16
 
 
 class PinsOneTurn(PinningPolicy):
-    """Pins the turns of jobs, and keeps what it hears of their ends."""
+    """Pins the turns of jobs, and records the reported numbers when pins end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class PinsOneTurn(PinningPolicy):
 
 
 def room_after(policy: FcfsPolicy, num_others: int, num_jobs: int = 1) -> EngineRoom:
-    """Turns of jobs of five blocks each, and then others' requests of three that share nothing."""
+    """Runs turns of jobs of five blocks each, then other requests of three blocks that share nothing."""
     room = EngineRoom(policy, block_size=BLOCK, num_blocks=NUM_BLOCKS + 1)
     for number in range(num_jobs):
         room.add(f"job{number}", [100 * number + place for place in range(18)], max_tokens=3)
@@ -42,7 +42,7 @@ def room_after(policy: FcfsPolicy, num_others: int, num_jobs: int = 1) -> Engine
 
 
 def lost_without_pins(num_others: int, num_jobs: int) -> int:
-    """Blocks of all jobs' turns that are gone where none is pinned."""
+    """Blocks of all jobs' turns that are evicted if none is pinned."""
     room = room_after(FcfsPolicy(), num_others, num_jobs)
     kept = 0
     for number in range(num_jobs):

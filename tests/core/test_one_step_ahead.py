@@ -1,4 +1,5 @@
-"""An engine core whose executor takes two plans: the device never waits for the host, and nobody sees it."""
+"""An engine core whose executor takes two plans: the device never waits for the host, and outputs do not
+change."""
 
 from __future__ import annotations
 
@@ -27,15 +28,15 @@ STEP_S = 0.010
 
 
 class TimedDevice:
-    """Runs steps one after another, each for ``STEP_S`` of a manual clock, behind the host's back: it begins
-    one as soon as it was submitted and the one before has ended."""
+    """Runs steps one after another, each for ``STEP_S`` of a manual clock: a step begins once it is submitted
+    and the previous one has ended."""
 
     def __init__(self, executor: FakeExecutor, clock: ManualClock) -> None:
         self.info = executor.info
         self.max_concurrent_batches = executor.max_concurrent_batches
         self.events: list[str] = []
         self.idle_s: list[float] = []
-        """Between each step and the one before."""
+        """The idle times between consecutive steps."""
         self._executor = executor
         self._clock = clock
         self._free_at_s: float | None = None
@@ -121,7 +122,7 @@ def expected(request_id: str, num_tokens: int) -> list[int]:
     return [fake_token(request_id, position, 512) for position in range(num_tokens)]
 
 
-# ---- who waits for whom ----
+# ---- idle time ----
 
 
 def test_the_next_step_is_submitted_before_the_output_of_the_one_before_is_waited_for() -> None:
@@ -137,7 +138,7 @@ def test_the_next_step_is_submitted_before_the_output_of_the_one_before_is_waite
 
 
 def test_the_device_is_never_idle_while_the_host_is_faster() -> None:
-    """64 requests decode 200 steps; to plan one takes 9 of the 10 ms that the device needs for it."""
+    """64 requests decode 200 steps; planning one takes 9 of the 10 ms that the device needs for it."""
     room = Room(host_s=0.009, max_num_seqs=64)
     for number in range(64):
         room.add(f"r{number}-0", num_tokens=200)
@@ -147,7 +148,7 @@ def test_the_device_is_never_idle_while_the_host_is_faster() -> None:
 
 
 def test_without_it_the_device_waits_for_every_plan() -> None:
-    """What the test above would see if it saw nothing."""
+    """A control for the test above: without async scheduling the device is idle for each plan."""
     room = Room(host_s=0.009, async_scheduling=False)
     room.add("a-0", num_tokens=50)
     room.run()
@@ -155,7 +156,7 @@ def test_without_it_the_device_waits_for_every_plan() -> None:
 
 
 def test_no_step_is_run_for_tokens_that_cannot_be() -> None:
-    """``max_tokens`` is known beforehand: the last token's step is not followed by another."""
+    """The step of the last token under ``max_tokens`` is followed by no other step."""
     room = Room()
     room.add("a-0", num_tokens=5)
     room.run()
@@ -167,11 +168,11 @@ def test_no_step_is_run_for_tokens_that_cannot_be() -> None:
     assert len([event for event in room.device.events if event.startswith("submit")]) == 5
 
 
-# ---- a stop is seen one step late ----
+# ---- stops are noticed one step late ----
 
 
 def test_nothing_of_the_token_after_a_stop_is_seen() -> None:
-    """Its step has been submitted, is waited for, and gives its blocks back."""
+    """The step after a stop was submitted; its token is dropped and its blocks are freed when it ends."""
     room = Room()
     stop = fake_token("a-0", 2, 512)
     room.add("a-0", num_tokens=50, stop_token_ids=[stop])
@@ -203,7 +204,7 @@ def test_prefixes_can_be_forgotten_while_a_step_runs_for_nobody() -> None:
 
 
 def test_an_id_that_is_used_again_gets_nothing_of_the_old_request() -> None:
-    """Which was aborted with two steps under way that sample its tokens."""
+    """The old request was aborted with two steps under way that sample its tokens."""
     room = EngineRoom(async_scheduling=True)
     room.add("a", [1] * 5, max_tokens=20)
     for _ in range(3):
@@ -220,7 +221,7 @@ def test_an_id_that_is_used_again_gets_nothing_of_the_old_request() -> None:
 
 
 def test_a_preempted_request_gets_the_token_that_was_under_way() -> None:
-    """Also one that ends it while it waits to run again."""
+    """The token arrives, also if it ends the request while that waits to run again."""
     room = EngineRoom(async_scheduling=True, num_blocks=8)
     room.add("old", [1] * 11, max_tokens=14)
     room.add("new", [2] * 11, max_tokens=20, stops_after=4)
@@ -236,7 +237,8 @@ def test_a_preempted_request_gets_the_token_that_was_under_way() -> None:
 
 @pytest.mark.parametrize("num_tokens", range(5, 13))
 def test_a_turn_that_is_ended_keeps_what_is_known_of_it(num_tokens: int) -> None:
-    """With two steps under way, wherever in a block it stands: its pin has the full blocks of its tokens."""
+    """A turn ended with two steps under way is pinned with the full blocks of its known tokens, wherever in a
+    block it ends."""
     policy = ChaosPolicy([])
     room = EngineRoom(policy, async_scheduling=True)
     room.add("a", [1] * num_tokens, max_tokens=20)
@@ -250,7 +252,7 @@ def test_a_turn_that_is_ended_keeps_what_is_known_of_it(num_tokens: int) -> None
 
 
 def test_blocks_of_an_aborted_request_are_not_handed_on_under_a_running_step() -> None:
-    """A newcomer that needs them all waits for the step, which takes no block from anybody else."""
+    """A new request that needs these blocks waits for the step; no other request loses a block."""
     room = EngineRoom(async_scheduling=True, num_blocks=9, max_num_batched_tokens=64)
     room.add("gone", [1] * 28, max_tokens=4)
     room.plan_next()
@@ -265,8 +267,7 @@ def test_blocks_of_an_aborted_request_are_not_handed_on_under_a_running_step() -
 
 @pytest.mark.parametrize("num_host_blocks", [0, 40])
 def test_blocks_that_were_freed_at_once_would_be_found_out(num_host_blocks: int) -> None:
-    """By the memory that this file and the state machine run their plans on: whether the newcomer computes
-    its tokens or loads them."""
+    """The test memory detects blocks freed too early, whether the new request computes or loads."""
     room = EngineRoom(
         async_scheduling=True, num_blocks=9, max_num_batched_tokens=64, num_host_blocks=num_host_blocks
     )
@@ -283,7 +284,7 @@ def test_blocks_that_were_freed_at_once_would_be_found_out(num_host_blocks: int)
 
 
 def test_what_a_prefill_takes_is_without_the_wait_for_the_step_before() -> None:
-    """From it the policy learns what a prefill costs."""
+    """The policy learns the cost of a prefill from this time."""
     room = EngineRoom(async_scheduling=True)
     room.add("first", [1] * 5)
     room.plan_next()
@@ -296,7 +297,7 @@ def test_what_a_prefill_takes_is_without_the_wait_for_the_step_before() -> None:
 
 
 def test_nobody_loses_blocks_for_what_a_running_step_gives_back() -> None:
-    """Who is short of a block sits out one plan; nothing is preempted, no pin is broken."""
+    """A request short of a block sits out one plan; nothing is preempted, and no pin is broken."""
     room = EngineRoom(async_scheduling=True, num_blocks=9)
     room.add("stays", [1] * 15, max_tokens=8)
     room.add("gone", [2] * 15, max_tokens=8)
@@ -316,7 +317,7 @@ def test_nobody_loses_blocks_for_what_a_running_step_gives_back() -> None:
 
 
 def test_masks_are_of_grammars_that_have_followed_all_tokens_before() -> None:
-    """The plan is made before its grammar knows the token under way; who has ended needs no mask."""
+    """A plan is made before its grammar knows the token under way; ended requests need no mask."""
     room = EngineRoom(async_scheduling=True)
     request = room.add("a", [1] * 5, max_tokens=20, awaits_grammar=True)
     grammar = CountingGrammar(2)
@@ -335,7 +336,7 @@ def test_masks_are_of_grammars_that_have_followed_all_tokens_before() -> None:
 
 
 def test_a_block_is_offered_to_the_other_tier_once_its_last_token_is_known() -> None:
-    """Never before, and by the plan that follows it: all full blocks have copies in the end."""
+    """A block is stored by the plan after its last token is known; at the end all full blocks have copies."""
     room = EngineRoom(async_scheduling=True, num_host_blocks=20)
     room.add("a", [1] * 6, max_tokens=12)
     room.run()
@@ -357,7 +358,7 @@ def test_an_error_in_a_step_ends_the_core_with_another_under_way() -> None:
 
 
 def test_a_step_that_returns_at_once_is_no_step_ahead() -> None:
-    """Executors that take one plan at a time give an output that is there."""
+    """Executors that take one plan at a time return a finished output."""
     executor = FakeExecutorFactory()(engine_config("fake"))
     assert executor.max_concurrent_batches == 1
     plan = EngineRoom().plan_next()

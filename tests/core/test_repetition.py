@@ -1,4 +1,4 @@
-"""An output that goes round in circles ends, where its request wants that."""
+"""Repetition detection ends a looping output, if its request enables it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_can_never_be_found_is_refused(fields: dict[str, int], named: str) 
 
 @pytest.mark.parametrize("field", ["repetition_detection", "structured_outputs"])
 def test_a_mapping_is_read_as_a_body_has_it(field: str) -> None:
-    """``LLM`` takes what HTTP takes; what it does not tell of is refused by name."""
+    """``LLM`` accepts the same mappings as HTTP; unknown keys are refused by name."""
     good = {"max_pattern_size": 4, "min_count": 5} if field == "repetition_detection" else {"regex": "a"}
     params = SamplingParams(**{field: good})  # type: ignore[arg-type]
     params.verify()
@@ -68,7 +68,7 @@ def test_a_mapping_is_read_as_a_body_has_it(field: str) -> None:
 
 
 def test_its_stop_reason_is_the_one_of_v1() -> None:
-    """Unless the length ends it by the same token."""
+    """The stop reason is V1's, unless the length limit ends the request with the same token."""
     for max_tokens, expected in ((50, "repetition_detected"), (9, None)):
         detection = RepetitionDetection(max_pattern_size=3, min_count=9)
         params = SamplingParams(max_tokens=max_tokens, repetition_detection=detection)
@@ -79,7 +79,7 @@ def test_its_stop_reason_is_the_one_of_v1() -> None:
 
 @pytest.mark.slow
 def test_its_trace_replays(tmp_path: Path) -> None:
-    """The turn has ended, as by a stop token."""
+    """The turn ends in the trace as with a stop token."""
     folder, trace = make_model_folder(tmp_path / "model"), tmp_path / "t.jsonl"
     params = SamplingParams(
         allowed_token_ids=[7],

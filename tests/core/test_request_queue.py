@@ -1,4 +1,4 @@
-"""The waiting queue keeps its order under adding, re-keying, setting aside and removal."""
+"""The waiting queue keeps its order when requests are added, re-keyed, set aside and removed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPERATIONS = st.lists(
 
 @given(OPERATIONS)
 def test_equals_a_sorted_list(operations: list[tuple[str, int]]) -> None:
-    """Any operations: the queue pops as a list sorted by (key, place) would."""
+    """For any operations the queue pops like a list sorted by (key, place)."""
     queue = RequestQueue()
     model: list[tuple[int, int, Request]] = []
     late = request(-1), 0

@@ -1,4 +1,4 @@
-"""One promise of the scheduler per test, on a made-up model."""
+"""Promises of the scheduler, one per test, with a fake model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tokens(start: int, count: int) -> list[int]:
 
 
 def test_prefill_and_decode_share_one_budget() -> None:
-    """A decoding request takes one token of the budget, a waiting prompt takes what is left of it."""
+    """A decoding request takes one token of the budget, a waiting prompt takes the rest."""
     room = EngineRoom(max_num_batched_tokens=10, num_blocks=40)
     room.add("a", tokens(0, 6), max_tokens=8)
     room.step()
@@ -41,7 +41,7 @@ def test_long_prefill_token_threshold_caps_one_request() -> None:
 
 
 def test_without_chunked_prefill_a_prompt_waits_for_a_whole_budget() -> None:
-    """A prompt longer than what is left of the budget is not cut."""
+    """A prompt longer than the rest of the budget is not cut."""
     room = EngineRoom(enable_chunked_prefill=False, max_num_batched_tokens=12, num_blocks=40)
     room.add("a", tokens(0, 8))
     room.add("b", tokens(100, 8))
@@ -50,7 +50,7 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_whole_budget() -> None:
 
 
 def test_reserve_full_isl_admits_only_what_fits_whole() -> None:
-    """With the reserve a prompt whose chunk fits but whose whole does not must wait; without it may start."""
+    """With the reserve, a prompt is admitted only if it fits as a whole; without, if its first chunk fits."""
     for reserve in (True, False):
         room = EngineRoom(num_blocks=9, max_num_batched_tokens=16, scheduler_reserve_full_isl=reserve)
         room.add("a", tokens(0, 12), max_tokens=3)
@@ -60,7 +60,7 @@ def test_reserve_full_isl_admits_only_what_fits_whole() -> None:
 
 
 def test_the_last_prompt_token_is_always_computed() -> None:
-    """A prompt that is cached to the last token still has its last block computed, for the logits."""
+    """A fully cached prompt still has its last block computed, for the logits."""
     room = EngineRoom(num_blocks=40)
     room.add("a", tokens(0, 16))
     room.run()
@@ -88,8 +88,8 @@ def test_another_cache_salt_shares_nothing() -> None:
 
 
 def test_fcfs_preempts_the_youngest_and_resumes_it_first() -> None:
-    """Out of blocks, the tail of running goes; nobody is admitted in that step; it returns before
-    newcomers."""
+    """Without free blocks the last running request is preempted; none is admitted in that step, and it
+    resumes before new ones."""
     room = EngineRoom(num_blocks=7, max_num_seqs=3)
     room.add("a", tokens(0, 8), max_tokens=9)
     room.add("b", tokens(100, 8), max_tokens=9)
@@ -111,12 +111,11 @@ def test_fcfs_preempts_the_youngest_and_resumes_it_first() -> None:
 
 
 def test_a_victim_already_scheduled_in_the_step_is_rolled_back() -> None:
-    """PRIORITY: the victim's tokens and budget are given back, and what it had not computed is not found
-    later."""
+    """PRIORITY: the victim's tokens and budget are returned, and what it had not computed is not cached."""
     room = EngineRoom(PriorityPolicy(), num_blocks=7, max_num_seqs=3, max_num_batched_tokens=16)
     room.add("worse", tokens(0, 7), max_tokens=9, priority=1)
     room.add("better", tokens(100, 8), max_tokens=9, priority=0)
-    # The worse one entered first, so it stands first in the running list once both run.
+    # The worse request was added first, so it is first in the running list once both run.
     plans = [room.step() for _ in range(2)]
     assert set(plans[-1].num_scheduled_tokens) == {"worse", "better"}
     while not (plan := room.step()).preempted_req_ids:
@@ -130,7 +129,7 @@ def test_a_victim_already_scheduled_in_the_step_is_rolled_back() -> None:
 
 
 def test_those_behind_a_request_that_preempts_itself_run_in_the_same_step() -> None:
-    """It gives its own blocks up, and they are there for the better ones behind it in the running list."""
+    """A request that preempts itself frees its blocks for the better ones after it in the running list."""
     room = EngineRoom(
         PriorityPolicy(),
         block_size=16,
@@ -154,9 +153,9 @@ def test_those_behind_a_request_that_preempts_itself_run_in_the_same_step() -> N
 
 
 def withdraw(chunk: int) -> tuple[EngineRoom, SchedulerOutput]:
-    """The step in which a prefilling request is given ``chunk`` tokens and withdrawn for a better one's sake.
+    """Runs to the step in which a prefilling request gets ``chunk`` tokens and is withdrawn for a better one.
 
-    The better one needs its second block in step 5; until then the other has taken all the rest.
+    The better one needs its second block in step 5; until then the other has taken all other blocks.
     """
     room = EngineRoom(
         PriorityPolicy(),
@@ -169,7 +168,7 @@ def withdraw(chunk: int) -> tuple[EngineRoom, SchedulerOutput]:
     room.add("worse", tokens(0, 5 * chunk + 4), priority=1)
     room.add("better", tokens(1000, 1), max_tokens=9)
     room.add("third", tokens(2000, 1), max_tokens=9)
-    room.scheduler.waiting.rekey(room.scheduler.requests["worse"], (-1, 0.0))  # admitted first
+    room.scheduler.waiting.rekey(room.scheduler.requests["worse"], (-1, 0.0))  # Admitted first.
     assert room.step().num_scheduled_tokens == {"worse": chunk, "better": 1, "third": 1}
     assert isinstance(room.scheduler, Scheduler)
     room.scheduler.config = replace(room.scheduler.config, max_num_batched_tokens=chunk + 1)
@@ -180,14 +179,13 @@ def withdraw(chunk: int) -> tuple[EngineRoom, SchedulerOutput]:
 
 
 def test_a_withdrawn_victim_gives_its_budget_to_those_behind() -> None:
-    """The tokens it had been given in the step serve a request that would have got none."""
+    """The victim's tokens of this step go to requests that would have got none."""
     _, plan = withdraw(chunk=4)
     assert plan.num_scheduled_tokens == {"better": 1, "third": 1}
 
 
 def test_what_a_withdrawn_victim_never_computed_is_not_found() -> None:
-    """Blocks that its tokens would have filled are not cached; those computed in earlier steps stay
-    cached."""
+    """Blocks that it had not computed are not cached; those of earlier steps stay cached."""
     room, _ = withdraw(chunk=12)
     found = [
         room.scheduler.kv.pool.get_cached_block(block_hash) is not None
@@ -197,7 +195,7 @@ def test_what_a_withdrawn_victim_never_computed_is_not_found() -> None:
 
 
 def test_pause_states() -> None:
-    """PAUSED_NEW lets running requests go on, PAUSED_ALL nothing; both keep everything for later."""
+    """PAUSED_NEW lets running requests continue, PAUSED_ALL none; both keep all requests."""
     room = EngineRoom(num_blocks=40)
     room.add("a", tokens(0, 4))
     room.step()
@@ -213,7 +211,7 @@ def test_pause_states() -> None:
 
 @pytest.mark.parametrize("when", ["waiting", "prefill", "decode", "preempted"])
 def test_an_abort_at_any_moment_gives_everything_back(when: str) -> None:
-    """Aborted while waiting, in prefill, in decode or preempted: blocks are back and the worker is told."""
+    """An abort while waiting, in prefill, in decode or preempted frees all blocks and informs the worker."""
     room = EngineRoom(num_blocks=7, max_num_seqs=2, max_num_batched_tokens=6)
     if when == "preempted":
         room.add("a", tokens(0, 8), max_tokens=9)
@@ -236,7 +234,7 @@ def test_an_abort_at_any_moment_gives_everything_back(when: str) -> None:
 
 
 class RefusesOdd(FcfsPolicy):
-    """May not admit the requests it is told to hold back."""
+    """Refuses to admit the requests in ``held_back``."""
 
     def __init__(self) -> None:
         self.held_back = {"b"}
@@ -246,7 +244,7 @@ class RefusesOdd(FcfsPolicy):
 
 
 def test_a_request_that_may_not_start_does_not_block_those_behind() -> None:
-    """Set aside in this step, it keeps its place for the next."""
+    """Set aside in one step, the request keeps its place for the next."""
     policy = RefusesOdd()
     room = EngineRoom(policy, num_blocks=40, max_num_seqs=2)
     for request_id in ("a", "b", "c", "d"):
@@ -258,7 +256,7 @@ def test_a_request_that_may_not_start_does_not_block_those_behind() -> None:
 
 
 def test_deltas_carry_only_what_changed() -> None:
-    """A running request gets new block ids when it crosses a block, and nothing else; a new one
+    """A running request gets new block ids when it crosses a block, and nothing else; a new one gets
     everything."""
     room = EngineRoom(num_blocks=40)
     room.add("a", tokens(0, 7), max_tokens=4)
@@ -272,7 +270,7 @@ def test_deltas_carry_only_what_changed() -> None:
 
 
 def test_statistics_add_up() -> None:
-    """Counts of queues and blocks, and counters that start anew with each report."""
+    """Counts of queues and blocks add up; counters restart with each report."""
     room = EngineRoom(num_blocks=40)
     room.add("a", tokens(0, 16))
     room.add("b", tokens(0, 16))
@@ -286,7 +284,7 @@ def test_statistics_add_up() -> None:
 
 @pytest.mark.parametrize("policy", [FcfsPolicy, PriorityPolicy])
 def test_a_picture_that_waits_for_the_encoder_holds_up_no_text(policy: type[FcfsPolicy]) -> None:
-    """Texts behind it take nothing that it waits for; other pictures stay behind it."""
+    """Text requests after it are admitted, as they need no encoder; other pictures wait."""
     room = EngineRoom(policy(), num_blocks=100, max_num_seqs=8, long_prefill_token_threshold=4)
     room.read_pictures(20, 20)
 

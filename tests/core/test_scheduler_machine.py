@@ -1,5 +1,5 @@
-"""Whatever happens to a scheduler, its pins and its host tier: nothing leaks, is lost or is mistaken for
-something else, and it always gets on."""
+"""For any sequence of events, a scheduler with pins and host tier leaks, loses and confuses nothing, and
+always makes progress."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LOCAL = [
     (FULL, within(6), by_chunks(24)),
     (by_chunks(8), by_chunks(7)),
 ]
-"""Groups of models that have layers of sliding windows or chunks."""
+"""Groups of models with sliding windows or chunks."""
 DISKS = [
     DiskLevel(num_blocks=40, max_writes=20),
     DiskLevel(num_blocks=5, max_writes=2, fixed_tokens=3.0, read_share=0.4),
@@ -66,7 +66,7 @@ DRAFT_FATES: list[list[tuple[int, int]]] = [
     [(0, 3), (5, 2), (0, 0)],
     [(1, 0), (0, 0), (3, 9), (0, 1), (4, 0)],
 ]
-"""Drafts of each proposal that are right, and then such that are not; none at all in the first."""
+"""The right drafts of each proposal, and the wrong ones that follow; no drafts in the first case."""
 SAID = st.builds(
     JobRef,
     st.sampled_from(["named", "named", None]),
@@ -77,7 +77,7 @@ SAID = st.builds(
     num_results=st.sampled_from([None, 0, 1]),
     deadline_s=st.sampled_from([None, None, 0.5, 3.0]),
 )
-"""What a client says of a turn's job."""
+"""What a client says about a turn's job."""
 MAX_WAIT_S = 1.0
 POLICIES = (
     f"continuum:max_wait_s={MAX_WAIT_S}",
@@ -96,12 +96,11 @@ POLICIES = (
     "oracle",
 )
 BOUNDED_BY_HALF_AN_HOUR = ("gate", "pause", "idleness")
-"""For so long these let a new job wait for room."""
+"""These policies let a new job wait for up to half an hour."""
 
 
 class ChaosPolicy(PriorityPolicy):
-    """Pins, breaks, refuses and expires at random, drawn from a stream of bits: the worst policy there can
-    be."""
+    """Pins, breaks, refuses and expires at random, drawn from a stream of bits: the worst possible policy."""
 
     lets_pass = True
 
@@ -164,17 +163,17 @@ def make_policy(name: str, bits: list[bool], context: PolicyContext) -> Scheduli
 
 @dataclass(slots=True)
 class Awaited:
-    """A request, and what its output will be: the same however its steps are planned."""
+    """A request and its expected output, which does not depend on how its steps are planned."""
 
     request: Request
     num_tokens: int
-    """Tokens until the end, unless it is ended before."""
+    """Tokens until it ends, unless ended earlier."""
     ended_early: bool = False
     is_continued: bool = False
-    """Whether its tokens went to a request that continues it."""
+    """Whether another request continues its tokens."""
 
     def check(self, received: list[int], finished: bool) -> None:
-        """What came is what it has, up to where it ends, and no more."""
+        """Checks that exactly its output was received, up to its end."""
         request = self.request
         places = range(request.num_prompt_tokens, request.num_prompt_tokens + len(received))
         assert received == [token_at(request.request_id, place) for place in places]
@@ -268,7 +267,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.on_start(policy, bits)
 
     def on_start(self, policy: str, bits: list[bool]) -> None:
-        """For who does more with a machine."""
+        """A hook for subclasses."""
 
     def _add(
         self,
@@ -278,7 +277,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         before: KnownPrefix | None = None,
         **options: Any,
     ) -> None:
-        """``job`` None: outside of all; ``said``: what its client says of it, its name perhaps left out."""
+        """``job`` None: no job; ``said``: the client's JobRef, perhaps without a name."""
         request_id = f"r{next(self.ids)}"
         prompt = prompt[: MAX_LEN - 8]
         whole = prompt if before is None else [*before.token_ids, *prompt]
@@ -319,7 +318,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         awaits_grammar: bool,
         stops_after: int | None,
     ) -> None:
-        """A first turn; prompts share prefixes."""
+        """Adds a first turn; prompts share prefixes."""
         prompt = [start] * 8 + list(range(length))
         said = replace(said, job_id=job if said.job_id else None, is_last_step=False)
         self._add(
@@ -343,8 +342,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def next_turn(
         self, data: st.DataObject, more: int, said: JobRef, is_changed: bool, awaits_grammar: bool
     ) -> None:
-        """Any earlier turn of a job continued, from wherever it stands: a return, a branch, a retry or an
-        overlap; perhaps with another token somewhere."""
+        """Continues any earlier turn of a job from any point: a return, a branch, a retry or an overlap; one
+        token may differ."""
         job = data.draw(st.sampled_from(sorted(self.jobs)))
         history = data.draw(st.sampled_from(self.jobs[job]))
         prompt = list(history) + list(range(more))
@@ -364,7 +363,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def next_turn_in_part(
         self, data: st.DataObject, more: int, cut: int, said: JobRef, job: str | None
     ) -> None:
-        """A turn that ended is continued by its id, from its end or before, if it is still known."""
+        """Continues an ended turn by its id, from its end or before, if it is still known."""
         turn_id = data.draw(st.sampled_from(sorted(self.room.finished)))
         num_tokens = len(self.room.tokens[turn_id]) - cut
         if not 0 < num_tokens < MAX_LEN - 16:
@@ -393,7 +392,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.01, 0.5, 3.0, 20.0]), times=st.sampled_from([1, 2, 8, 30]))
     def step(self, seconds: float, times: int) -> None:
-        """Enough of them that turns end and return while others are under way."""
+        """Runs enough steps that turns end and return while others are under way."""
         for _ in range(times):
             queued = list(self.room.scheduler.waiting)
             now = self.room.clock.now()
@@ -406,8 +405,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self._check_that_waiting_is_bounded(queued, now)
 
     def _check_that_waiting_is_bounded(self, queued: list[Request], now: float) -> None:
-        """Whoever has waited for ``max_wait_s`` is passed by nobody of its tenant who came later; others have
-        shares of their own, and who needs no adapter does not wait for one's slot."""
+        """Checks that no later request of the tenant passes one that has waited ``max_wait_s``. Other tenants
+        have separate shares; a request without an adapter does not wait for an adapter slot."""
         still_there = {request.request_id for request in self.room.scheduler.waiting}
         started = [request for request in queued if request.request_id not in still_there]
         for request in queued:
@@ -419,7 +418,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.room.can_plan)
     @rule()
     def plan(self) -> None:
-        """What comes next finds a step under way."""
+        """Plans a step, so that the next rule runs with a step under way."""
         self.room.plan_next()
 
     @precondition(lambda self: self.room.under_way)
@@ -433,7 +432,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_wrong=st.integers(0, 6),
     )
     def drafts_come(self, data: st.DataObject, num_right: int, num_wrong: int) -> None:
-        """At any moment, of any requests, though of some there must be none."""
+        """Drafts arrive at any moment for any requests, even for those that must have none."""
         asked = data.draw(st.lists(st.sampled_from(sorted(self.added)))) if self.added else []
         requests = [self.added[request_id].request for request_id in asked]
         drafts = {r.request_id: self.room.drafts_of(r, num_right, num_wrong) for r in requests}
@@ -477,7 +476,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 4))
     def somebody_asks(self, limit: int) -> None:
-        """Every job that is listed is found by its name, and what is held for it is told with its end."""
+        """Every listed job is found by its name, and a branch has a deadline exactly if it has pinned
+        blocks."""
         now = self.room.clock.now()
         policy = self.room.scheduler.policy
         assert len(policy.jobs(limit, now)) <= limit
@@ -520,7 +520,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 awaited.check(self.room.received[request_id], request_id in self.room.finished)
 
     def teardown(self) -> None:
-        """From any state the engine runs dry, and when pins have run out every block is back."""
+        """From any state the engine finishes all requests, and once pins expire every block is free."""
         if not hasattr(self, "room"):
             return
         room = self.room

@@ -1,4 +1,4 @@
-"""A core that can go on does so at once: it waits only while nothing has changed."""
+"""A core that can go on does so at once: it pauses only while nothing has changed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from engine.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
 
 STALL_S = 5.0
-"""Put in place of the real pause, so that one of them is seen."""
+"""Replaces the real pause, so that a single one is noticed."""
 
 
 class Room:
-    """A core of five blocks of 16 tokens."""
+    """A core with five blocks of 16 tokens."""
 
     def __init__(self, policy: PolicyFactory, *, async_scheduling: bool) -> None:
         config = engine_config(
@@ -55,8 +55,8 @@ class Room:
 def test_nobody_waits_when_blocks_have_just_come_free(
     policy: PolicyFactory, async_scheduling: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request that was admitted first finds no block and preempts itself, again and again: all end
-    without one pause."""
+    """The first admitted request repeatedly finds no block and preempts itself: all requests end without a
+    pause."""
     monkeypatch.setattr(engine_core, "STALLED_RETRY_S", STALL_S)
     room = Room(policy, async_scheduling=async_scheduling)
     old = [7] * 20

@@ -1,5 +1,5 @@
-"""A model with full attention and layers with states: where checkpoints are taken, where returns go on, and
-what a pin holds. Blocks have 4 tokens, and a state counts as 10 blocks."""
+"""A model with full attention and layers with states: where checkpoints are taken, where later prompts
+continue, and what a pin holds. Blocks have 4 tokens, and a state counts as 10 blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tracing.tracer import Tracer
 
 
 class Seen:
-    """Keeps the events of a trace."""
+    """Records the events of a trace."""
 
     def __init__(self) -> None:
         self.events: list[TraceEvent] = []
@@ -32,7 +32,7 @@ def room_of(policy: PinningPolicy | None = None, **options: object) -> EngineRoo
 
 
 def cached_tokens(room: EngineRoom, name: str, prompt: list[int], max_tokens: int = 1) -> int:
-    """Run a prompt to its end; how many of its tokens were cached."""
+    """Runs a prompt to its end; returns how many of its tokens were cached."""
     request = room.add(name, prompt, max_tokens=max_tokens)
     room.run()
     room.check_invariants()
@@ -47,7 +47,7 @@ def free_states(room: EngineRoom) -> int:
 
 
 def test_a_prefill_is_split_behind_the_last_full_block() -> None:
-    """The step before the last ends where a state is worth keeping: behind 28 of 31 tokens."""
+    """The second to last step ends where a state is worth keeping: after 28 of 31 tokens."""
     room = room_of(max_num_batched_tokens=14)
     room.add("a", list(range(31)), max_tokens=2)
     steps = [room.step().num_scheduled_tokens["a"] for _ in range(4)]
@@ -56,7 +56,7 @@ def test_a_prefill_is_split_behind_the_last_full_block() -> None:
 
 
 def test_a_step_reads_one_slot_and_writes_another() -> None:
-    """The first reads none; who would overwrite a checkpoint gets another slot; else it is the same."""
+    """The first step reads no slot; one that would overwrite a checkpoint gets another slot."""
     room = room_of()
     room.add("a", list(range(10)), max_tokens=4)
     slots = []
@@ -73,22 +73,22 @@ def test_a_step_reads_one_slot_and_writes_another() -> None:
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_the_next_turn_goes_on_behind_the_output(async_scheduling: bool) -> None:
-    """18 tokens of prompt and 9 of output: the last is never computed, so there are 6 full blocks."""
+    """With 18 tokens of prompt and 9 of output, the last never computed, 6 full blocks are cached."""
     room = room_of(async_scheduling=async_scheduling)
     cached_tokens(room, "a", list(range(18)), max_tokens=9)
     assert cached_tokens(room, "b", [*room.tokens["a"], 1, 2, 3]) == 24
 
 
 def test_a_next_turn_that_leaves_the_output_goes_on_behind_the_prompt() -> None:
-    """As where thoughts are stripped from history."""
+    """A turn without the previous output, as when reasoning is stripped, continues after the prompt."""
     room = room_of()
     cached_tokens(room, "a", list(range(18)), max_tokens=9)
     assert cached_tokens(room, "b", [*range(18), 77, 78, 79]) == 16
 
 
 def test_prompts_that_share_a_beginning_find_it_from_the_third_on() -> None:
-    """The first cannot know where others will leave it; the second sees it, and takes a checkpoint there
-    (vLLM #45238: 0 of 64 hits where the only checkpoint lies in tokens that are one prompt's own)."""
+    """The first prompt cannot know where others diverge; the second one does, and takes a checkpoint there
+    (vLLM #45238: 0 of 64 hits if the only checkpoint is in tokens of one prompt)."""
     room = room_of()
     shared = list(range(15))
     assert cached_tokens(room, "a", [*shared, *[1] * 9]) == 0
@@ -98,7 +98,7 @@ def test_prompts_that_share_a_beginning_find_it_from_the_third_on() -> None:
 
 
 def test_what_is_computed_for_want_of_a_state_is_told() -> None:
-    """The second prompt shares 12 tokens whose KV is cached, behind which there is no state yet."""
+    """The second prompt shares 12 tokens with cached KV but without a state, and this is reported."""
     seen = Seen()
     room = room_of(tracer=Tracer(seen))
     shared = list(range(15))
@@ -110,7 +110,7 @@ def test_what_is_computed_for_want_of_a_state_is_told() -> None:
 
 
 def test_a_short_prompt_is_hit() -> None:
-    """Blocks stay small: the states have a pool of their own (vLLM #51198, where they make blocks of 528)."""
+    """States have a separate pool, so blocks stay small (in vLLM #51198 they make blocks of 528)."""
     room = room_of()
     assert cached_tokens(room, "a", list(range(6))) == 0
     assert cached_tokens(room, "b", list(range(6))) == 4
@@ -128,10 +128,10 @@ def test_what_a_step_writes_is_not_hit_in_the_same_step() -> None:
 
 
 def test_a_hit_needs_the_blocks_and_the_state() -> None:
-    """Cached blocks without a state are computed again."""
+    """Cached blocks without a state are recomputed."""
     room = room_of(num_states=6)
     cached_tokens(room, "a", list(range(16)))
-    for other in range(6):  # their states evict those of "a"
+    for other in range(6):  # Their states evict those of "a".
         cached_tokens(room, f"o{other}", [100 + other] * 9)
     hit, num_tokens = room.scheduler.kv.get_computed_blocks(room.add("b", [*range(16), 5, 6]))
     assert (hit, num_tokens) == ([], 0)
@@ -139,8 +139,8 @@ def test_a_hit_needs_the_blocks_and_the_state() -> None:
 
 
 def test_states_that_a_job_has_passed_are_evicted_first() -> None:
-    """A job of many turns takes no more of the pool than its last ones: who idles keeps its state (SGLang's
-    cap of states per path)."""
+    """A job of many turns keeps only its last states, so that an idle job keeps its own (SGLang's cap of
+    states per path)."""
     room = room_of(num_states=12)
     cached_tokens(room, "idle", list(range(50, 60)), max_tokens=4)
     idle = room.tokens["idle"]
@@ -153,7 +153,7 @@ def test_states_that_a_job_has_passed_are_evicted_first() -> None:
 
 
 def test_a_shared_beginning_outlives_the_jobs_that_passed_it() -> None:
-    """A fork is hit again and again: it is not evicted before others because one job went on behind it."""
+    """A fork that is hit often is not evicted early because one job continued after it."""
     room = room_of(num_states=12)
     shared = list(range(12))
     for job in range(3):
@@ -163,7 +163,7 @@ def test_a_shared_beginning_outlives_the_jobs_that_passed_it() -> None:
 
 
 def test_a_request_waits_for_a_state() -> None:
-    """States are counted at admission: blocks are not what is short here."""
+    """States are counted at admission; blocks are not short here."""
     room = room_of(num_states=5, max_num_seqs=8)
     for name in "abc":
         room.add(name, [ord(name)] * 6, max_tokens=3)
@@ -176,7 +176,7 @@ def test_a_request_waits_for_a_state() -> None:
 
 
 def test_without_a_free_slot_no_checkpoint_is_taken() -> None:
-    """And what runs goes on in place, with the same tokens."""
+    """The requests continue in place, with the same tokens."""
     room = room_of(num_states=5)
     for name in "ab":
         room.add(name, [ord(name)] * 9, max_tokens=12)
@@ -223,7 +223,7 @@ def test_a_pin_holds_one_state_and_counts_its_bytes() -> None:
 
 
 def test_a_pin_gives_its_state_to_a_request_that_lacks_one() -> None:
-    """Whole, as its blocks would be of no use without it."""
+    """The pin ends whole, as its blocks are useless without its state."""
     policy = PinningPolicy()
     room = room_of(policy, num_states=4)
     cached_tokens(room, "a", list(range(9)), max_tokens=4)
@@ -234,7 +234,7 @@ def test_a_pin_gives_its_state_to_a_request_that_lacks_one() -> None:
 
 
 def test_a_pin_without_the_last_state_is_cut_to_where_a_return_hits() -> None:
-    """No slot was free to keep the state behind the output: the pin holds what is behind the prompt."""
+    """No slot was free for the state after the output, so the pin holds only the state after the prompt."""
     policy = PinningPolicy()
     room = room_of(policy, num_states=4)
     room.add("a", list(range(9)), max_tokens=12)
@@ -252,7 +252,7 @@ def test_a_pin_without_the_last_state_is_cut_to_where_a_return_hits() -> None:
 
 
 def test_a_pin_whose_tail_is_superseded_holds_an_earlier_state() -> None:
-    """The next prompt has left out the thoughts of the last answer."""
+    """The next prompt leaves out the reasoning of the last answer."""
     policy = PinningPolicy()
     room = room_of(policy)
     cached_tokens(room, "a", list(range(18)), max_tokens=9)
@@ -266,8 +266,8 @@ def test_a_pin_whose_tail_is_superseded_holds_an_earlier_state() -> None:
 
 
 def test_at_100k_tokens_a_pin_of_a_hybrid_takes_a_quarter() -> None:
-    """Qwen3-Next's layers: 12 of 48 attend, with 2 heads of 256 in bf16; a state has 36 layers of 32 heads of
-    128 x 128 in fp32 and the tails of their convolutions."""
+    """With Qwen3-Next's layers, 12 of 48 attend, with 2 heads of 256 in bf16; a state has 36 layers of 32
+    heads of 128 x 128 in fp32 and their convolutions' last inputs."""
     size, num_tokens = 16, 100_000
     block_bytes = 12 * size * 2 * 2 * 256 * 2
     state_bytes = 36 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)

@@ -1,4 +1,4 @@
-"""Promises to a tenant beside one that floods: its place in the batch, its memory, and how long a step is."""
+"""Promises to a tenant next to one that floods the engine: slots in the batch, memory, and short steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.core.engine_room import EngineRoom
 
 POLICIES = ("fcfs", "priority", "continuum")
 TOKEN_S, EMPTY_STEP_TOKENS = 0.00015, 25
-"""What a step is made to take: as many tokens' time as it has, and so much more."""
+"""The time of a step: that of its tokens, and a fixed cost worth this many tokens."""
 
 
 def make(name: str, num_blocks: int) -> SchedulingPolicy:
@@ -64,8 +64,8 @@ OPERATIONS = st.lists(
 
 @given(OPERATIONS)
 def test_who_has_fewest_places_is_next(operations: list[tuple[str, str, int]]) -> None:
-    """Any operations: the next request is of the tenant with fewest places, and of these first by key and
-    arrival, as looking at all of them would find it."""
+    """For any operations the next request belongs to the tenant with fewest slots; within it key and arrival
+    decide. It equals a search of all requests."""
     slots = TenantSlots()
     queue = FairQueue(slots, lambda request: False)
     waiting: dict[Request, tuple[int, int]] = {}
@@ -103,7 +103,7 @@ def test_who_has_fewest_places_is_next(operations: list[tuple[str, str, int]]) -
 
 
 def test_a_flood_of_overdue_requests_passes_nobody() -> None:
-    """One of a tenant at a time stands with those that have nothing; then others are next again."""
+    """One overdue request per tenant ranks with tenants that have nothing; then others are next again."""
     slots = TenantSlots()
     queue = FairQueue(slots, lambda request: request.tenant == "flood")
     for number in range(4):
@@ -126,8 +126,8 @@ def test_a_flood_of_overdue_requests_passes_nobody() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_full_batch_makes_a_place(policy: str) -> None:
-    """Where one tenant has all places, another's first request takes one at once, and who gave it up goes on
-    later; then places are shared equally as they become free, without anybody being preempted."""
+    """If one tenant has all slots, another's first request gets one at once, by preemption. Then slots are
+    shared equally as they become free, without preemption."""
     room = EngineRoom(make(policy, 400), block_size=16, num_blocks=400, max_model_len=256)
     for number in range(8):
         room.add(f"a{number}", prompt(number, 20), max_tokens=40, job=of("alice"))
@@ -149,8 +149,7 @@ def test_a_full_batch_makes_a_place(policy: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("reserve", [True, False])
 def test_a_full_pool_makes_room(policy: str, reserve: bool) -> None:
-    """So it is with memory that one tenant has filled; and what its requests grow by is not taken from the
-    other."""
+    """The same holds for memory that one tenant has filled; its growing requests take none from the other."""
     room = EngineRoom(
         make(policy, 33),
         block_size=16,
@@ -174,7 +173,7 @@ def test_a_full_pool_makes_room(policy: str, reserve: bool) -> None:
 
 
 def crowded_prefill(num_blocks: int) -> EngineRoom:
-    """Alice's third request is to compute its blocks 5 to 8 in the next step, and is her first victim."""
+    """A room where alice's third request computes its blocks 5 to 8 next, and is her first victim."""
     room = EngineRoom(
         PriorityPolicy(),
         num_blocks=num_blocks,
@@ -192,7 +191,8 @@ def crowded_prefill(num_blocks: int) -> EngineRoom:
 
 
 def test_a_victim_takes_along_what_it_was_to_compute() -> None:
-    """Bob's prompt hits blocks that the victim's part of the step was to fill: it does not run with them."""
+    """Bob's prompt hits blocks that the victim would have filled in this step, so bob's request does not run
+    with them."""
     room = crowded_prefill(num_blocks=15)
     room.add("b", [*prompt(9, 24), 1, 2, 3, 4], job=of("bob"))
     plan = room.step()
@@ -203,7 +203,7 @@ def test_a_victim_takes_along_what_it_was_to_compute() -> None:
 
 
 def test_what_somebody_has_hit_is_computed() -> None:
-    """Bob runs with blocks that are filled in the same step: whoever fills them is nobody's victim in it."""
+    """A request that fills blocks which bob hits in the same step cannot become a victim in it."""
     room = crowded_prefill(num_blocks=16)
     room.add("b", [*prompt(9, 24), 1, 2, 3, 4], job=of("bob"))
     room.add("c", prompt(50, 12), job=of("carol"))
@@ -215,7 +215,7 @@ def test_what_somebody_has_hit_is_computed() -> None:
 
 
 def test_nothing_is_preempted_in_vain() -> None:
-    """Who finds no room even if all that may be taken is taken waits, and takes nothing."""
+    """A request that does not fit even after all allowed preemptions waits, and preempts none."""
     room = EngineRoom(block_size=16, num_blocks=17, max_model_len=256, max_num_batched_tokens=512)
     for number in range(2):
         room.add(f"a{number}", prompt(number, 100), max_tokens=20, job=of("alice"))
@@ -237,8 +237,8 @@ def test_nothing_is_preempted_in_vain() -> None:
 def test_everybody_is_served(
     arrivals: list[tuple[str, int, int, int]], policy: str, is_async: bool, is_owner: bool
 ) -> None:
-    """Any traffic of several tenants ends, each request with its own output; and while somebody waits, who
-    has two places more than he has one that could be given up."""
+    """Any traffic of several tenants ends with the right outputs. While a tenant waits, no other has two more
+    slots of which one could be given up."""
     room = EngineRoom(
         make(policy, 40),
         block_size=4,
@@ -263,7 +263,8 @@ def test_everybody_is_served(
 
 
 class Traffic:
-    """A flood that keeps so many requests in hand, and one who asks a small thing now and then."""
+    """A flood that keeps ``flood_size`` requests in flight, and a quiet tenant that sends a small one now and
+    then."""
 
     def __init__(self, policy: str, flood_size: int, prompt_tokens: int = 250) -> None:
         self.room = EngineRoom(
@@ -291,11 +292,11 @@ class Traffic:
         self.room.take_output((EMPTY_STEP_TOKENS + plan.total_num_scheduled_tokens) * TOKEN_S)
 
     def waits(self, number: int) -> Iterator[float]:
-        """How long the quiet one's requests take, one after the other."""
+        """Yields the durations of the quiet tenant's successive requests."""
         for each in range(number):
             for _ in range(1 + each % 7):
                 self.step()
-            # It comes while a step runs.
+            # It arrives while a step runs.
             name, came_s = f"quiet{each}", self.room.clock.now()
             self.step()
             tokens = prompt(10**6 + each, 25)
@@ -308,15 +309,15 @@ class Traffic:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("prompt_tokens", [20, 250, 900])
 def test_a_flood_does_not_make_the_quiet_wait(policy: str, prompt_tokens: int) -> None:
-    """Beside 150 requests of another at a time its own take at most twice what they take alone, even where
-    each comes right after a step has begun."""
+    """Next to 150 requests of another tenant, its requests take at most twice their time alone, even if each
+    arrives just after a step has begun."""
     alone = sorted(Traffic(policy, 0).waits(40))
     beside = sorted(list(Traffic(policy, 150, prompt_tokens).waits(60))[5:])
     assert beside[-1] <= 2.0 * alone[len(alone) // 2]
 
 
 def test_the_flood_is_served_too() -> None:
-    """In what is left beside the quiet one it gets no less than a third of what it gets alone."""
+    """Next to the quiet tenant, the flood gets at least a third of its throughput alone."""
     done = []
     for asks in (0, 60):
         traffic = Traffic("fcfs", 150)
@@ -328,7 +329,7 @@ def test_the_flood_is_served_too() -> None:
 
 
 def test_what_a_step_costs_is_learned() -> None:
-    """From steps of any lengths that lie on a line; of steps that are all alike nothing is."""
+    """The cost is learned from steps of different lengths on a line, not from equal steps."""
     cost = StepCost()
     for number in range(40):
         tokens = 1 + number * 37 % 200

@@ -1,4 +1,4 @@
-"""The trace stands around the scheduler: every input goes through it, and only while somebody wants it."""
+"""The trace wraps the scheduler: it records every input, and only while there is a sink."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracing.events import RequestArrived, StepDecision, StepOutput, StepSnapsho
 from tracing.tracer import Tracer
 
 HALVES = {"begin_step", "plan"}
-"""Halves of ``schedule``: whoever wraps the scheduler calls these instead."""
+"""Halves of ``schedule`` that wrappers of the scheduler call instead."""
 
 
 class Seen:
@@ -25,7 +25,7 @@ class Seen:
 
 
 def test_no_input_passes_by_the_trace() -> None:
-    """Whatever a scheduler is told the time of, the wrapper has a method of its own for."""
+    """The wrapper overrides every method of the scheduler that takes the time."""
     inputs = {
         name
         for name, method in inspect.getmembers(Scheduler, inspect.isfunction)
@@ -36,7 +36,7 @@ def test_no_input_passes_by_the_trace() -> None:
 
 
 def test_each_method_has_a_record_or_reads_only() -> None:
-    """A method that is added to the scheduler cannot be left out by mistake."""
+    """A new method of the scheduler must be recorded, or listed as reading only."""
     methods = {name for name in vars(Scheduler) if not name.startswith("_")}
     for_the_start = {"add_parts", "encoder"}
     assert methods - HALVES - for_the_start - READS <= vars(TracedScheduler).keys()
@@ -46,14 +46,14 @@ def test_each_method_has_a_record_or_reads_only() -> None:
 
 
 def test_the_wrapper_takes_what_the_scheduler_takes() -> None:
-    """Who holds the one may hold the other."""
+    """Methods of the wrapper have the scheduler's signatures."""
     for name, method in inspect.getmembers(TracedScheduler, inspect.isfunction):
         if not name.startswith("_") and name != "begin_trace":
             assert inspect.signature(method) == inspect.signature(getattr(Scheduler, name)), name
 
 
 def test_a_trace_comes_and_goes_while_requests_run() -> None:
-    """Nothing is wrapped while nobody looks; the steps that are traced are numbered on."""
+    """Without a sink nothing is wrapped; traced steps are numbered consecutively."""
     tracer, seen = Tracer(), Seen()
     room = EngineRoom(tracer=tracer)
     room.add("a", [1] * 5, max_tokens=9)

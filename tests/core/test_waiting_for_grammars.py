@@ -1,4 +1,4 @@
-"""Requests that follow a grammar: they wait for it out of everybody's way, and end where it ends."""
+"""Requests with a grammar wait for it without blocking others, and end where it ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tests.core.engine_room import CountingGrammar, EngineRoom
 
 
 def test_a_request_that_awaits_its_grammar_holds_nothing_and_nobody() -> None:
-    """Who came after it runs and ends; it takes no block, no slot and no place in the queue."""
+    """A later request runs and ends meanwhile; the waiting one takes no block, no slot and no place in the
+    queue."""
     room = EngineRoom(max_num_seqs=1)
     request = room.add("first", [1] * 10, awaits_grammar=True)
     room.add("second", [2] * 10)
@@ -25,8 +26,7 @@ def test_a_request_that_awaits_its_grammar_holds_nothing_and_nobody() -> None:
 
 
 def test_a_request_that_awaited_its_grammar_keeps_its_place() -> None:
-    """Under fcfs it is served before all that came after it, and behind who came before; one that ended
-    meanwhile leaves nothing behind."""
+    """Under fcfs it is served in order of arrival; a request that ended meanwhile leaves nothing."""
     room = EngineRoom(max_num_seqs=1)
     room.add("before", [1] * 10, max_tokens=8)
     room.step()
@@ -44,7 +44,7 @@ def test_a_request_that_awaited_its_grammar_keeps_its_place() -> None:
 
 
 def test_a_request_that_ended_while_its_grammar_was_compiled_stays_ended() -> None:
-    """Its grammar comes too late, also where another request has its id by then."""
+    """The late grammar is ignored, also if another request has the id by then."""
     room = EngineRoom()
     gone = room.add("same", [1] * 10, awaits_grammar=True)
     (output,) = room.scheduler.finish_requests(["same"], RequestStatus.FINISHED_ABORTED, room.clock.now())
@@ -59,7 +59,7 @@ def test_a_request_that_ended_while_its_grammar_was_compiled_stays_ended() -> No
 
 
 def test_a_complete_grammar_ends_the_request_with_stop() -> None:
-    """Also with the very token that its length would have cut it at; a longer one is cut there."""
+    """A grammar that completes with the last allowed token ends with stop; a longer one ends by length."""
     room = EngineRoom()
     lengths = {"shorter": 3, "equal": 4, "longer": 5}
     for request_id, num_tokens in lengths.items():
@@ -75,7 +75,7 @@ def test_a_complete_grammar_ends_the_request_with_stop() -> None:
 
 
 def test_a_token_that_the_grammar_refuses_ends_only_its_own_request() -> None:
-    """With an error that says why; the others of the batch go on."""
+    """It ends with an error that says why; the others of the batch go on."""
     room = EngineRoom()
     request = room.add("refused", [1] * 5, awaits_grammar=True)
     room.scheduler.grammar_compiled(request, CountingGrammar(4, refused_after=1), room.clock.now())
@@ -87,7 +87,8 @@ def test_a_token_that_the_grammar_refuses_ends_only_its_own_request() -> None:
 
 
 def test_a_preempted_request_goes_on_where_its_grammar_was() -> None:
-    """Both of two that do not fit together follow their grammars to the end, one of them in two parts."""
+    """Two requests that do not fit together both follow their grammars to the end, one of them
+    interrupted."""
     room = EngineRoom(num_blocks=10, scheduler_reserve_full_isl=False)
     grammars = {"a": CountingGrammar(15), "b": CountingGrammar(15)}
     for request_id, grammar in grammars.items():
@@ -100,7 +101,7 @@ def test_a_preempted_request_goes_on_where_its_grammar_was() -> None:
 
 
 def test_masks_are_made_only_for_requests_that_sample() -> None:
-    """Not in the steps that compute part of a prompt, and not for requests without a grammar."""
+    """Steps that compute part of a prompt, and requests without a grammar, get no masks."""
     room = EngineRoom(max_num_batched_tokens=8)
     grammar = CountingGrammar(2)
     request = room.add("long", [1] * 20, awaits_grammar=True)

@@ -1,4 +1,4 @@
-"""A model with full and sliding-window layers: what its requests and its pins hold, and what returns find."""
+"""A model with full and sliding-window layers: what its requests and pins hold, and what later turns find."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from engine.kv_cache_groups import KVCacheGroup, groups_of
 from tests.core.engine_room import EngineRoom
 
 FULL_AND_WINDOW = (KVCacheGroup((0,)), KVCacheGroup((1,), 8))
-"""Blocks have 4 tokens: two are in the window before a block's first token."""
+"""Blocks have 4 tokens: two blocks are in the window before a block's first token."""
 
 
 class PinningPolicy(FcfsPolicy):
-    """Pins all turns until it is told otherwise."""
+    """Pins all turns until ``stale`` says otherwise."""
 
     def __init__(self) -> None:
         self._ids = count()
         self.held: dict[int, Pin] = {}
         self.stale: list[StalePrefix] = []
         self.lost: list[tuple[int, PinEnd]] = []
-        """Blocks that each partial break took."""
+        """Blocks that each partial break took, with its cause."""
 
     def on_turn_end(self, request: Request, now: float) -> Pin | None:
         hashes = request.block_hashes[: request.num_computed_tokens // 4]
@@ -62,7 +62,8 @@ def held_blocks(room: EngineRoom) -> int:
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_a_windows_blocks_come_back_while_a_request_runs(async_scheduling: bool) -> None:
-    """At 40 tokens full attention holds 10 blocks, and the window what it sees and a step writes."""
+    """At 40 tokens full attention holds 10 blocks, and the window the visible blocks and those a step
+    writes."""
     room = room_of(async_scheduling=async_scheduling)
     room.add("a", list(range(40)), max_tokens=12)
     most = 0
@@ -78,7 +79,7 @@ def test_a_windows_blocks_come_back_while_a_request_runs(async_scheduling: bool)
 
 
 def test_no_window_is_freed_while_a_step_reads_it() -> None:
-    """With a step under way its window is still held when the next one is planned, though that needs less."""
+    """While a step under way reads a window, planning the next step, which needs less, frees none of it."""
     room = room_of(async_scheduling=True)
     room.add("a", list(range(32)), max_tokens=4)
     room.plan_next()
@@ -94,7 +95,7 @@ def test_no_window_is_freed_while_a_step_reads_it() -> None:
 
 
 def test_a_hit_needs_only_the_last_window() -> None:
-    """The plan has the null block where the windowed group needs nothing, and every token is as computed."""
+    """The plan has null blocks where the windowed group needs nothing, and every token stays correct."""
     room = room_of()
     prompt = list(range(24))
     room.add("a", prompt, max_tokens=1)
@@ -111,7 +112,7 @@ def test_a_hit_needs_only_the_last_window() -> None:
 
 
 def test_a_window_that_is_gone_shortens_the_hit() -> None:
-    """All blocks of full attention are there, but without the window before its end a hit is of no use."""
+    """All full-attention blocks are cached, but a hit must end where its window is cached too."""
     room = room_of()
     room.add("a", list(range(24)), max_tokens=1)
     room.run()
@@ -137,7 +138,8 @@ def test_admission_knows_that_a_long_prompt_needs_one_window() -> None:
 
 
 def test_a_pin_holds_one_window() -> None:
-    """All of full attention, and the two blocks before its end in the windowed group; a return takes both."""
+    """A pin holds all of full attention, and two blocks before its end in the windowed group; the next turn
+    takes both."""
     policy = PinningPolicy()
     room = room_of(policy)
     room.add("a", list(range(30)), max_tokens=4)
@@ -148,7 +150,7 @@ def test_a_pin_holds_one_window() -> None:
     assert [context.blocks_of_pin(num_blocks) for num_blocks in (0, 1, 2, 3, 8)] == [0, 2, 4, 5, 10]
     assert held_blocks(room) == room.scheduler.kv.num_pinned_blocks == 10
     pool = room.scheduler.kv.pool
-    pool.free_blocks(pool.get_new_blocks(pool.num_free_blocks))  # all else is evicted
+    pool.free_blocks(pool.get_new_blocks(pool.num_free_blocks))  # Everything else is evicted.
     back = room.add("back", [*room.tokens["a"][:33], 7, 8], max_tokens=1)
     room.step()
     assert back.num_cached_tokens == 32
@@ -157,7 +159,7 @@ def test_a_pin_holds_one_window() -> None:
 
 
 def test_a_pin_is_cut_to_where_a_window_is_still_cached() -> None:
-    """A cut in the middle of a prompt leaves what a return can hit: here up to the end of the prompt."""
+    """A pin cut within a prompt keeps what a later turn can hit: here up to the end of the prompt."""
     policy = PinningPolicy()
     room = room_of(policy, num_blocks=25, max_num_batched_tokens=4)
     room.add("a", list(range(24)), max_tokens=21)
@@ -166,7 +168,7 @@ def test_a_pin_is_cut_to_where_a_window_is_still_cached() -> None:
     assert (pin.num_prefix_blocks, pin.num_blocks) == (11, 13)
     kv = room.scheduler.kv
     assert kv.pinned.longest_cut(pin.block_hashes, 10) == 10, "nothing was evicted so far"
-    taken = kv.pool.get_new_blocks(8)  # what the window has left is evicted, but not at the prompt's end
+    taken = kv.pool.get_new_blocks(8)  # Evicts the window's old blocks, but not those at the prompt's end.
     assert kv.pinned.longest_cut(pin.block_hashes, 10) == 6
     kv.pool.free_blocks(taken)
     num_kept, num_freed = kv.pinned.cut_to_free(pin.pin_id, pin.held_hashes, 2)
@@ -183,7 +185,7 @@ def test_a_pin_is_cut_to_where_a_window_is_still_cached() -> None:
 
 
 def test_a_pin_that_no_return_could_hit_ends() -> None:
-    """Where no window is left that a shorter pin would need, what is held is of no use to anybody."""
+    """If no cached window fits a shorter pin, the pin is useless and ends."""
     policy = PinningPolicy()
     room = room_of(policy, num_blocks=25, max_num_batched_tokens=4)
     room.add("a", list(range(24)), max_tokens=21)
@@ -208,7 +210,7 @@ def test_a_pin_that_no_return_could_hit_ends() -> None:
     ],
 )
 def test_at_100k_tokens_windows_take_little(windows: list[int | None], most: float) -> None:
-    """Of the blocks that a request and its pin would take if every layer attended to everything."""
+    """They take a small share of the blocks that full attention in all layers would need."""
     groups = groups_of(windows)
     num_tokens, size = 100_000, 16
     all_full = len(groups) * num_tokens // size

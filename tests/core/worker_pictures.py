@@ -1,4 +1,4 @@
-"""The encoder outputs of a worker that knows nothing but what plans told it."""
+"""The encoder outputs of a worker that knows only what plans contain."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.core.kv_memory import Work
 
 
 class WorkerPictures:
-    """Which outputs there are; fails on a plan that computes tokens of a picture without its output, or more
-    than there is room for."""
+    """Tracks the outputs; fails on a plan that computes a picture's tokens without its output, or exceeds the
+    cache."""
 
     def __init__(self, sizes: EncoderCacheManager) -> None:
         self._sizes = sizes
@@ -19,10 +19,10 @@ class WorkerPictures:
         self._outputs: dict[str, int] = {}
         self.num_encoded = 0
         self.may_not_cut = False
-        """Whether a step that begins before a picture may not end within it."""
+        """Whether a step that begins before a picture must not end within it."""
 
     def take(self, work: Work) -> None:
-        """Carry out the next plan."""
+        """Carries out the next plan."""
         plan = work.plan
         for request_id in plan.finished_req_ids:
             self._media.pop(request_id, None)
@@ -48,7 +48,7 @@ class WorkerPictures:
 
 
 def pictures_of(prompt: list[int]) -> list[MediaSpan]:
-    """Up to three pictures of a prompt: of tokens that prompts share, and twice the same."""
+    """Up to three pictures of a prompt; prompts share some, and one occurs twice."""
     ends = (2, 9 + len(prompt) % 3), (14, 18), (20 + len(prompt) % 5, 24 + len(prompt) % 5)
     contents = f"{prompt[0]}/{ends[0][1]}", "same", "same"
     return [

@@ -1,4 +1,4 @@
-"""The rows of a worker that knows nothing of requests but what plans told it and what it sampled."""
+"""The rows of a worker that knows only what plans contain and what it sampled."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from tests.core.kv_memory import Work
 
 
 class WorkerRows:
-    """How many tokens the row of each request has, and of how many there is KV; fails on a plan that goes on
-    from anywhere else."""
+    """The number of tokens, and of tokens with KV, in each request's row; fails on a plan that continues from
+    any other position."""
 
     def __init__(self, token_at: Callable[[str, int], int], num_stages: int = 1) -> None:
-        """``token_at``: what is sampled for a request at a position."""
+        """``token_at``: the token sampled for a request at a position."""
         self._token_at = token_at
         self._num_stages = num_stages
         self._num_told: dict[str, int] = {}
-        """Tokens that the first stage of a pipeline knows of each request: it samples none itself."""
+        """Tokens that a pipeline's first stage, which samples none, has received for each request."""
         self._num_known: dict[str, int] = {}
-        """Tokens of each row, those counted that the steps taken so far will sample."""
+        """Tokens of each row, including those that the steps taken so far will sample."""
         self._num_valid: dict[str, int] = {}
-        """Tokens of each row that then have KV; behind them is that of rejected drafts."""
+        """Tokens of each row that then have valid KV; KV of rejected drafts follows them."""
         self.num_drafts = self.num_accepted = 0
 
     def sampled(self, work: Work) -> dict[str, range]:
-        """Take the next plan: the places at which each request gets tokens."""
+        """Takes the next plan; returns the positions at which each request gets tokens."""
         plan, known = work.plan, self._num_known
         for request_id in plan.finished_req_ids:
             known.pop(request_id, None)
@@ -49,7 +49,7 @@ class WorkerRows:
         return sampled
 
     def _tell(self, plan: SchedulerOutput) -> None:
-        """What the plan tells the first stage."""
+        """Passes the plan's tokens to the first stage."""
         cached, told = plan.scheduled_cached_reqs, self._num_told
         told.update({new.req_id: len(new.prompt_token_ids) for new in plan.scheduled_new_reqs})
         told.update({req_id: len(tokens) for req_id, tokens in cached.resumed_token_ids.items()})
@@ -66,7 +66,7 @@ class WorkerRows:
             assert starts[request_id] == self._num_valid[request_id], "computed twice, or never"
 
     def _verify(self, request_id: str, end: int, drafts: Sequence[int]) -> range:
-        """Take the drafts that are what is sampled from this place on, and one token more."""
+        """Accepts drafts while they equal the sampled tokens from ``end`` on, plus one token."""
         are_right = [draft == self._token_at(request_id, i) for i, draft in enumerate(drafts, end)]
         num_accepted = [*are_right, False].index(False)
         self.num_drafts += len(drafts)

@@ -1,4 +1,4 @@
-"""An agent's job against real servers, as its framework would run it: what is kept, learned and traced."""
+"""An agent's job against real servers, run as its framework would: what is kept, learned and traced."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def arguments(model: Path, folder: Path, trace: str) -> list[str]:
 def run_job(
     base_url: str, job_id: str, num_turns: int, *, finish: bool = True, named_from: int = 0
 ) -> list[dict[str, Any]]:
-    """A conversation of tool calls through the openai client; the receipt of each turn."""
+    """Runs a conversation of tool calls through the openai client; returns the receipt of each turn."""
     forced = httpx.post(
         f"{base_url}/tokenize", json={"prompt": CALL + "<|im_end|>", "add_special_tokens": False}
     ).json()["tokens"]
@@ -88,7 +88,7 @@ def run_job(
 def test_a_job_is_kept_learned_and_traced_across_a_restart(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each turn finds the one before it; a new server knows the tool at once; the trace tells all of it."""
+    """Each turn finds the previous one's KV; a new server knows the tool; the trace records it all."""
     with ServerProcess(arguments(model, tmp_path, "first.jsonl"), tmp_path / "first.log") as server:
         receipts = run_job(server.base_url, "a", 4)
         assert server.stop() == 0
@@ -112,12 +112,12 @@ def test_a_job_is_kept_learned_and_traced_across_a_restart(
     assert [receipt["turn"] for receipt in named_late] == [1, 2, 3, 4]
     check_named_late(tmp_path / "second.jsonl", capsys)
     assert first_turn["expected_tool_s"] == pytest.approx(receipts[1]["gap_s"], abs=0.5)
-    for trace in ("first.jsonl", "second.jsonl"):  # the second began with what the first had learned
+    for trace in ("first.jsonl", "second.jsonl"):  # the second server began with what the first had learned
         assert main(["trace", "replay", str(tmp_path / trace)]) == 0
 
 
 def check_named_late(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A job without a name in its first turns is one job to whoever reads the trace."""
+    """A job without a name in its first turns is one job for every reader of the trace."""
     capsys.readouterr()
     assert main(["trace", "jobs", str(path), "--json"]) == 0
     jobs = {job["job_id"]: job for job in json.loads(capsys.readouterr().out)}
@@ -133,7 +133,7 @@ def check_named_late(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def check_every_pin_ended(path: Path) -> None:
-    """Also a pin that was held when the server stopped has its one end."""
+    """Every pin, also one held when the server stopped, has exactly one end in the trace."""
     pins = [e for e in read_trace(str(path)) if isinstance(e, PinEvent)]
     created = [e.pin_id for e in pins if e.kind == "created"]
     assert created == [e.pin_id for e in pins if e.kind == "ended"]
@@ -168,7 +168,7 @@ def check_trace(path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_estimator_state_that_is_not_ours_stops_the_start(model: Path, tmp_path: Path) -> None:
-    """One sentence and exit code 2, before anything is served."""
+    """A foreign estimator state stops the start with one sentence and exit code 2, before it serves."""
     (tmp_path / "tools.state").write_text(json.dumps({"format": "other"}))
     server = ServerProcess(arguments(model, tmp_path, "trace.jsonl"), tmp_path / "log")
     with pytest.raises(ServerError, match="exit code 2"), server:

@@ -1,4 +1,4 @@
-"""Clients that stream, hang up, retry and come back, all at once: whatever they do, nothing stays behind."""
+"""Clients that stream, disconnect, retry and return, all at once: nothing is left behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "
 
 
 class RestlessClient:
-    """A few turns of a job, some of them left in the middle. Jobs are shared: turns overlap and branch."""
+    """Runs a few turns of a job and abandons some. Clients share jobs, so turns overlap and branch."""
 
     def __init__(self, number: int) -> None:
         self._random = random.Random(number)
@@ -55,13 +55,13 @@ class RestlessClient:
             self._messages += [{"role": "assistant", "content": "some reply"}, self._user(60)]
 
     async def _leave(self, http: httpx.AsyncClient) -> None:
-        """Give up on a request after a moment, wherever it is by then."""
+        """Abandons a request after a moment, at whatever point it is."""
         with suppress(TimeoutError, httpx.HTTPError):
             async with asyncio.timeout(self._random.random()):
                 await http.post("/v1/chat/completions", json=self._body())
 
     async def _stream(self, http: httpx.AsyncClient) -> None:
-        """Read a stream, in a third of the cases only its first lines."""
+        """Reads a stream, in a third of the cases only its first lines."""
         num_lines = self._random.choice([3, 1000, 1000])
         body = self._body() | {"stream": True}
         async with http.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -74,8 +74,8 @@ class RestlessClient:
 
 @pytest.mark.parametrize("planning", ["--no-async-scheduling", "--async-scheduling"])
 def test_nothing_stays_behind(planning: str, tmp_path: Path) -> None:
-    """Pools on device and host much too small for all of them, and a disk behind: every answered request is
-    fine, every block comes back, and the trace of it all replays without a difference."""
+    """With device and host pools much too small and a disk tier, every streamed request succeeds, every block
+    is freed, and the trace of it replays without a difference."""
     model = make_model_folder(tmp_path / "model", max_position_embeddings=1024)
     trace = tmp_path / "trace.jsonl"
     arguments = [
@@ -89,7 +89,7 @@ def test_nothing_stays_behind(planning: str, tmp_path: Path) -> None:
     async def run(base_url: str) -> None:
         async with httpx.AsyncClient(base_url=base_url, timeout=60) as http:
             await asyncio.gather(*(client.run(http) for client in clients))
-            # Only the last hang-ups may still be on their way; the test's time limit bounds the loops.
+            # Only the last disconnects may still be under way; the test's time limit bounds the loops.
             while not (await http.post("/reset_prefix_cache")).json()["success"]:
                 pass
             while any((await gauges(http)).values()):
@@ -110,7 +110,7 @@ def test_nothing_stays_behind(planning: str, tmp_path: Path) -> None:
 
 
 async def gauges(http: httpx.AsyncClient) -> dict[str, float]:
-    """What is running, waiting and held."""
+    """Returns the numbers of running and waiting requests and of held pins or blocks."""
     lines = (await http.get("/metrics")).text.splitlines()
     values = {line.split("{")[0]: float(line.split()[-1]) for line in lines if not line.startswith("#")}
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")

@@ -1,4 +1,4 @@
-"""The cost of a prefill is learned from the steps that ran, and is sensible before and between them."""
+"""The cost of a prefill is learned from steps, and is plausible before and between them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def step_s(new: int, context: int = 0) -> float:
 
 
 def test_before_data() -> None:
-    """Until a step was seen the cost is the default rate; of nothing it is nothing."""
+    """Without data the cost is the default rate; for no tokens it is zero."""
     assert PrefillCost(default_tokens_per_s=1000).seconds(2000) == 2.0
     assert PrefillCost().seconds(0) == 0
 
 
 def test_first_steps() -> None:
-    """One size of step gives a rate, two a rate and a constant: neither guesses a curve."""
+    """One size of step gives a rate, two give a rate and a constant: neither guesses a curve."""
     cost = PrefillCost()
     cost.observe(100, 0, 0.1)
     assert cost.seconds(1000) == pytest.approx(1.0)
@@ -33,7 +33,7 @@ def test_first_steps() -> None:
 
 
 def test_recovers_the_machine() -> None:
-    """From noisy chunks the cost of a long prefill is learned, though most are small and some are stalls."""
+    """The cost of a long prefill is learned from noisy chunks, most of them small and some stalled."""
     rng = np.random.default_rng(3)
     cost = PrefillCost()
     for _ in range(600):
@@ -67,7 +67,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS, few=st.integers(0, 10**6), more=st.integers(0, 10**6))
 def test_always_a_cost(steps: list[tuple[int, int, float]], few: int, more: int) -> None:
-    """Whatever steps were reported, the cost is finite and more tokens never cost less."""
+    """For any reported steps the cost is finite, and more tokens never cost less."""
     cost = PrefillCost()
     for new, before, seconds in steps:
         cost.observe(new, before, seconds)
@@ -77,7 +77,7 @@ def test_always_a_cost(steps: list[tuple[int, int, float]], few: int, more: int)
 
 
 def test_memory_is_bounded() -> None:
-    """However many steps run, what is kept is one mean per size."""
+    """However many steps run, one mean per size is kept."""
     cost = PrefillCost()
     for number in range(1, 3000):
         cost.observe(number, number * 7 % 1000, 0.001 * number)

@@ -1,4 +1,5 @@
-"""Durations are learned per kind of call: cut-off ones count, rare kinds lean on parents, old ones fade."""
+"""Durations are learned per kind of call: censored ones count, rare kinds use their parents, old ones
+fade."""
 
 from __future__ import annotations
 
@@ -21,18 +22,18 @@ BASH = ToolKey(("bash",))
 PYTEST = tool_key("bash", "pytest")
 LS = tool_key("bash", "ls")
 RATIO = 1.16
-"""A bin's upper bound over its lower: how exact an answer can be."""
+"""The ratio of a bin's upper to its lower bound: the precision of an answer."""
 
 
 def test_nothing_learned() -> None:
-    """An estimator without data says so and promises nothing."""
+    """An estimator without data reports so and predicts nothing."""
     for estimator in (DurationEstimator(), DurationEstimator().fit([], [])):
         assert estimator.survival(PYTEST).num_observations == 0
         assert estimator.predict([PYTEST]).tolist() == [math.inf]
 
 
 def test_quantiles_of_what_was_seen() -> None:
-    """With enough data of its own a key's quantiles are those of the data, as exact as the bins."""
+    """With enough data a key's quantiles are those of the data, with the precision of the bins."""
     durations = np.random.default_rng(1).lognormal(0.0, 1.5, 400)
     estimator = DurationEstimator(half_life=1e9).fit([PYTEST] * 400, durations)
     for q in (0.1, 0.25, 0.5, 0.75, 0.9):
@@ -42,7 +43,7 @@ def test_quantiles_of_what_was_seen() -> None:
 
 
 def test_censored_calls_count() -> None:
-    """Calls cut off while running are not forgotten: without them the median would be far too low."""
+    """Calls cut off while running count: without them the median would be far too low."""
     rng = np.random.default_rng(2)
     true_s, given_up_s = rng.exponential(10.0, 2000), rng.exponential(10.0, 2000)
     seen_s, censored = np.minimum(true_s, given_up_s), true_s > given_up_s
@@ -54,8 +55,7 @@ def test_censored_calls_count() -> None:
 
 
 def test_a_calls_own_limit() -> None:
-    """A call that says when it will be stopped is expected to have ended by then; that it was stopped teaches
-    only that such calls last so long."""
+    """A call with a time limit is expected to end by then; being stopped counts as censored."""
     estimator = DurationEstimator().fit([PYTEST] * 20, [100.0] * 20)
     limited = tool_key("bash", "timeout 30 pytest")
     assert estimator.survival(PYTEST).cdf(60) < 0.1
@@ -67,7 +67,7 @@ def test_a_calls_own_limit() -> None:
 
 
 def test_only_censored() -> None:
-    """Of a call that was only ever cut off nothing is known but that it lasts."""
+    """A call that was only ever cut off has no known upper bound."""
     estimator = DurationEstimator().fit([PYTEST] * 3, [60.0, 60.0, 60.0], [True] * 3)
     curve = estimator.survival(PYTEST)
     assert curve.num_observations > 0
@@ -76,7 +76,7 @@ def test_only_censored() -> None:
 
 
 def test_rare_keys_lean_on_their_parents() -> None:
-    """An unseen kind of call is as its parent; observations of its own move it, many make it its own."""
+    """An unseen kind of call uses its parent; its own observations take over gradually."""
     estimator = DurationEstimator().fit([PYTEST] * 50, [10.0] * 50)
     new = ToolKey(("bash", "new", "thing"))
     assert estimator.predict([new])[0] == pytest.approx(10, rel=0.2)
@@ -108,8 +108,8 @@ def test_old_observations_fade() -> None:
 
 
 def test_old_observations_fade_with_time() -> None:
-    """What a tool took weeks ago counts less than what it takes now, however few calls came between; no
-    time passes for a key while nothing newer is learned of it, nor between a stop and a start."""
+    """Observations of weeks ago count less than recent ones, however few came between. No time passes for a
+    key without newer observations, nor between a stop and a start."""
     estimator = DurationEstimator(half_life=1e9, half_life_s=3600.0)
     for _ in range(100):
         estimator.observe(PYTEST, 1.0, now=50.0)
@@ -118,13 +118,13 @@ def test_old_observations_fade_with_time() -> None:
     estimator.observe(PYTEST, 30.0, now=50.0 + 10 * 3600)
     assert estimator.survival(PYTEST).cdf(2.0) < 0.5
     restarted = restore(snapshot(Learned(estimator))).durations
-    restarted.observe(PYTEST, 30.0, now=7.0)  # another clock
+    restarted.observe(PYTEST, 30.0, now=7.0)  # The clock of the new process.
     assert restarted.survival(PYTEST).num_observations == pytest.approx(2.1 + 4, abs=0.1)
 
 
 def test_a_jobs_own_calls_come_first() -> None:
-    """Tests that took a minute in this job are expected to again, though they are quick elsewhere; another
-    kind of call and another job expect what is usual."""
+    """If tests took a minute in this job, they are expected to do so again, though they are quick elsewhere;
+    other kinds and other jobs are unaffected."""
     estimator = DurationEstimator().fit([PYTEST, LS] * 50, [1.0, 0.1] * 50)
     expected = []
     for _ in range(8):
@@ -137,8 +137,8 @@ def test_a_jobs_own_calls_come_first() -> None:
 
 
 def test_what_a_job_tells_is_learned() -> None:
-    """Where calls take what they took before in their job, one is enough to expect it again; where each is a
-    new draw, even some alike in a row are no reason to."""
+    """If durations repeat within jobs, one call predicts the next of its job; if each is independent, even
+    several equal ones do not."""
     telling, idle = DurationEstimator(), DurationEstimator()
     rng = np.random.default_rng(4)
     for job in range(60):
@@ -155,7 +155,7 @@ def test_what_a_job_tells_is_learned() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """Of more kinds than ``max_keys`` those unseen for longest are forgotten, never a parent of one kept."""
+    """Beyond ``max_keys`` kinds those unseen for longest are forgotten, never a parent of a kept one."""
     estimator = DurationEstimator(max_keys=16, max_job_keys=10)
     for number in range(100):
         estimator.observe(ToolKey(("bash", f"program{number}", "x")), 1.0, job=f"job{number}")
@@ -167,7 +167,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_scikit_learn_conventions() -> None:
-    """scikit-learn can clone it; parameters are read and set by name and checked when fitting starts."""
+    """scikit-learn can clone it; parameters are read and set by name and validated when fitting starts."""
     estimator = DurationEstimator(half_life=7).fit([LS], [1.0])
     fresh = clone(estimator)
     assert fresh.get_params() == estimator.get_params()
@@ -198,8 +198,7 @@ OBSERVATIONS = st.lists(
 def test_any_history_gives_legal_curves(
     observations: list[tuple[ToolKey, float, bool, str | None]], strength: float
 ) -> None:
-    """Whatever was observed, every curve is a distribution function; asking again gives the same curve, and
-    asking in between changes nothing."""
+    """For any observations every curve is a distribution function, and reading curves changes nothing."""
     asked, silent = (DurationEstimator(prior_strength=strength, half_life=3, max_keys=8) for _ in range(2))
     for key, duration_s, censored, job in observations:
         asked.observe(key, duration_s, censored, job=job)

@@ -1,4 +1,4 @@
-"""How far what somebody says of the future is believed, and that it is learned."""
+"""How much a client's estimates are trusted, and that this is learned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KNOWN = SurvivalCurve((0.0, 90.0, 110.0), (0.0, 0.0, 1.0), 50.0)
 
 
 def test_at_first_what_is_said_is_believed_more_or_less() -> None:
-    """Most of the probability is near it, some of it with what experience says."""
+    """Most of the probability is near the estimate, some of it follows experience."""
     memory = ExpectationMemory()
     alone = memory.remaining(("me", "ls"), 10.0, None)
     assert alone.quantile(0.5) == pytest.approx(10, rel=0.2)
@@ -27,7 +27,7 @@ def test_at_first_what_is_said_is_believed_more_or_less() -> None:
 
 
 def test_a_bias_is_learned() -> None:
-    """Who needs three times what he says is taken to, and nobody else is."""
+    """A client that needs three times its estimate is corrected, and no other client is."""
     memory = ExpectationMemory()
     for _ in range(30):
         memory.observe(("slow", "make"), 10.0, 30.0, None)
@@ -37,7 +37,7 @@ def test_a_bias_is_learned() -> None:
 
 
 def test_who_foretells_worse_than_experience_counts_less() -> None:
-    """And who predicts better counts more."""
+    """Estimates worse than experience lose weight, better ones gain it."""
     memory = ExpectationMemory()
     before = memory.weight(("noise", "make"))
     for number in range(40):
@@ -55,7 +55,7 @@ def test_who_foretells_worse_than_experience_counts_less() -> None:
 def test_whatever_is_said_a_curve_comes_out(
     said: list[tuple[str, float, float, float | None]], remaining_s: float, elapsed_s: float
 ) -> None:
-    """Increasing, within [0, 1], and still one when time has passed."""
+    """For any estimate the curve increases, stays within [0, 1], and remains valid as time passes."""
     memory = ExpectationMemory()
     for client, said_s, actual_s, known_s in said:
         memory.observe((client, "t"), said_s, actual_s, known_s)
@@ -70,7 +70,7 @@ def test_whatever_is_said_a_curve_comes_out(
 
 @given(st.floats(0, 200))
 def test_a_curve_after_some_time_is_what_is_left_of_it(elapsed_s: float) -> None:
-    """P(D <= e + t | D > e), for every t."""
+    """The remaining curve is P(D <= e + t | D > e), for every t."""
     curve = SurvivalCurve((0.0, 10.0, 50.0, 150.0), (0.0, 0.4, 0.6, 0.9), 5.0)
     after = curve.after(elapsed_s)
     gone = curve.cdf(elapsed_s)

@@ -1,4 +1,4 @@
-"""Logarithms and powers of plain arithmetic are those of mathematics, to a few units in the last place."""
+"""Logarithms and powers in plain arithmetic equal the exact ones, up to a few units in the last place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_gamma_functions_logarithm(x: float) -> None:
 
 
 def test_the_ends_of_the_range() -> None:
-    """Nothing overflows, and nothing is less than 0."""
+    """Nothing overflows or becomes negative."""
     assert exp(-1e9) == 0.0
     assert math.isfinite(exp(1e9))
     assert exp(0.0) == 1.0

@@ -1,4 +1,4 @@
-"""What groups lend each other: all of it where they are alike, little where they differ."""
+"""How much groups share: everything if they are alike, little if they differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from estimator.rate_belief import RateGroup, dispersion_of, exposures_per_end
 
 
 def _group(durations: list[float]) -> RateGroup:
-    """Of which all have ended."""
+    """A group whose durations have all ended."""
     total, squares = sum(durations), sum(duration**2 for duration in durations)
     return RateGroup(total, len(durations), total, squares)
 
@@ -23,26 +23,26 @@ def _drawn(rng: random.Random, draw: Callable[[], float], count: int) -> list[fl
 
 
 def test_nothing_is_expected_before_anything_ended() -> None:
-    """However long it ran."""
+    """Without an end, nothing is expected, for any exposure."""
     assert exposures_per_end([]) is None
     assert exposures_per_end([RateGroup(exposure=100.0), RateGroup(exposure=3.0)]) is None
 
 
 def test_groups_that_differ_are_told_apart() -> None:
-    """Thirty ends of 10 s and thirty of 100: nearly what each showed, and the shorter first."""
+    """Thirty ends of 10 s and thirty of 100 s: the estimates are near the observations, in order."""
     short, long = exposures_per_end([_group([10.0] * 30), _group([100.0] * 30)]) or (0, 0)
     assert short == pytest.approx(10, rel=0.2)
     assert long == pytest.approx(100, rel=0.1)
 
 
 def test_a_group_that_runs_and_runs_is_believed_to_be_longer_before_any_of_it_ended() -> None:
-    """Twenty of another ended meanwhile."""
+    """A group that has run for long without an end is estimated above one with twenty ends."""
     ended, running = exposures_per_end([_group([10.0] * 20), RateGroup(exposure=400.0)]) or (0, 0)
     assert running > 3 * ended
 
 
 def test_one_group_is_what_all_are() -> None:
-    """To the last bit: nothing is ordered by rounding."""
+    """A single group equals the mean, to the last bit, so that rounding orders nothing."""
     group = _group([1.1, 2.3, 7.7])
     assert exposures_per_end([group]) == [group.exposure / group.num_ends]
 
@@ -50,8 +50,8 @@ def test_one_group_is_what_all_are() -> None:
 @pytest.mark.parametrize("num_groups", [2, 3, 10])
 @pytest.mark.parametrize("sigma", [0.4, 1.0])
 def test_groups_that_are_alike_stay_so(num_groups: int, sigma: float) -> None:
-    """Forty log-normal durations each, in thirty repeats: the group farthest from the mean is believed to be
-    off by a tenth of it on average, though what it showed is farther off."""
+    """With forty log-normal durations each, in thirty repeats, the most deviant group is estimated a tenth
+    off the mean on average, though its observations are farther off."""
     rng = random.Random(5)
     shown, believed = [], []
     for _ in range(30):
@@ -65,7 +65,7 @@ def test_groups_that_are_alike_stay_so(num_groups: int, sigma: float) -> None:
 
 
 def test_what_scatters_within_a_group_says_less() -> None:
-    """The same sums of one that scatters widely are believed less than of one that does not."""
+    """With the same sums, groups that scatter widely are separated less than groups that do not."""
     even = [_group([10.0] * 10), _group([20.0] * 10)]
     wide = [_group([1.0] * 9 + [91.0]), _group([2.0] * 9 + [182.0])]
     assert dispersion_of(even) == 1.0
@@ -84,7 +84,7 @@ _GROUPS = st.lists(
 def test_beliefs_lie_between_what_a_group_and_all_showed(
     seen: list[tuple[list[float], float]], scale: float
 ) -> None:
-    """Whatever was seen; and in other units of time they are the same."""
+    """Estimates are between the group's and the overall mean, and scale with the unit of time."""
 
     def groups(unit: float) -> list[RateGroup]:
         made = []

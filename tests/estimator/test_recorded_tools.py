@@ -1,4 +1,4 @@
-"""The estimator on tool calls of a real coding agent: better than one distribution for all, and honest."""
+"""The estimator on a real coding agent's tool calls: better than one distribution for all, and calibrated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Call(msgspec.Struct):
 
     @property
     def key(self) -> ToolKey:
-        """The recording keeps the program of a shell call, not its text."""
+        """Returns the key of a recorded call; the recording has the program of a shell call, not its text."""
         return tool_key(self.tool, json.dumps({"command": f"cd /testbed && {self.cmd}"} if self.cmd else {}))
 
 
@@ -62,7 +62,7 @@ def halves() -> tuple[list[tuple[ToolKey, float]], list[tuple[ToolKey, float]]]:
 
 
 def pinball(actual: FloatArray, predicted: FloatArray | float, q: float) -> float:
-    """The loss whose least expected value is at the q-quantile."""
+    """The pinball loss, whose expectation is smallest at the q-quantile."""
     above = actual - predicted
     return float(np.maximum(q * above, (q - 1) * above).mean())
 
@@ -70,8 +70,8 @@ def pinball(actual: FloatArray, predicted: FloatArray | float, q: float) -> floa
 def test_beats_one_distribution_for_all(
     halves: tuple[list[tuple[ToolKey, float]], list[tuple[ToolKey, float]]],
 ) -> None:
-    """On tasks it never saw its quantiles lose less than the quantiles of all calls, in seconds and in log
-    seconds, and about as many calls end by each quantile as it says."""
+    """On unseen tasks its quantiles lose less than the quantiles of all calls, in seconds and in log seconds,
+    and are calibrated."""
     learn, test = halves
     estimator = DurationEstimator().fit([key for key, _ in learn], [s for _, s in learn])
     keys, actual = [key for key, _ in test], np.array([s for _, s in test])
@@ -99,7 +99,7 @@ def test_beats_one_distribution_for_all(
 
 
 def test_pytest_is_not_cd(halves: tuple[list[tuple[ToolKey, float]], list[tuple[ToolKey, float]]]) -> None:
-    """Though every recorded command is run here after a ``cd``, tests, searches and edits are told apart."""
+    """With a ``cd`` before each recorded command, tests, searches and edits are still distinguished."""
     learn, _ = halves
     estimator = DurationEstimator().fit([key for key, _ in learn], [s for _, s in learn])
     tests_s, list_s, edit_s = estimator.predict(

@@ -1,4 +1,4 @@
-"""What was learned survives a restart; a file that is not whole or not ours is refused in one sentence."""
+"""Learned state survives a restart; a damaged or foreign file is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_restart(
     later: list[tuple[ToolKey, float, bool]],
     turns: list[tuple[list[ToolKey], int | None]],
 ) -> None:
-    """After a restart all is answered, and learned on, exactly as by the one that went on running."""
+    """After a restart predictions and further learning are exactly those without a restart."""
     running = Learned(DurationEstimator(half_life=5.0, max_keys=8, num_bins=30))
     for observation in seen:
         learn(running, observation, job="before")
@@ -83,7 +83,7 @@ def test_restart(
 
 
 def test_file(tmp_path: Path) -> None:
-    """The file is read back as it was saved; none at all means a fresh start; nothing else is left behind."""
+    """A saved file is read back equal; a missing one means a fresh start; no other file is left."""
     path = tmp_path / "tools.json"
     assert load_learned(path).durations.survival(KEYS[0]).num_observations == 0
     learned = some_learned()
@@ -94,7 +94,7 @@ def test_file(tmp_path: Path) -> None:
 
 
 def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    """A write that fails raises, keeps what was there and leaves no debris."""
+    """A failed write raises, keeps the old file and leaves no temporary file."""
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     with pytest.raises(OSError, match="taken"):
@@ -114,7 +114,7 @@ def test_cut_file(data: st.DataObject) -> None:
 
 @given(data=st.data())
 def test_damaged_file(data: st.DataObject) -> None:
-    """A file with a byte changed is refused or read as some estimator that answers; nothing else happens."""
+    """A file with one changed byte is either refused or read as an estimator with valid curves."""
     damaged = bytearray(snapshot(some_learned()))
     damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     try:
@@ -160,7 +160,7 @@ def of_tenants() -> Tenants:
 
 
 def test_what_each_tenant_learned_survives_too() -> None:
-    """With what they lend each other; and who is the only one is known, so that its lessons stay its own."""
+    """Tenants' credit for each other is kept, and so is which tenant is the only one."""
     running = of_tenants()
     restarted = restore(snapshot(running))
     for tenant in ("alice", "bob", "", "eve"):
@@ -178,7 +178,7 @@ def test_what_each_tenant_learned_survives_too() -> None:
 
 
 def test_the_version_before_tenants_is_read_and_written_while_none_has_a_name() -> None:
-    """What it tells is the first tenant's that comes."""
+    """State without tenants belongs to the first tenant that appears."""
     learned = some_learned()
     state = msgspec.json.decode(snapshot(learned))
     assert state["version"] == 3

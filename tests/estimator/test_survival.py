@@ -1,4 +1,4 @@
-"""A survival curve answers what a rule asks, and says so where it does not know."""
+"""A survival curve answers the rules' queries, and says so if it does not know."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def curves(draw: st.DrawFn) -> SurvivalCurve:
 
 
 def test_uniform() -> None:
-    """For a call that ends evenly between 0 and 10 s all answers are those of the uniform distribution."""
+    """For a call that ends uniformly between 0 and 10 s all answers are those of the uniform distribution."""
     assert UNIFORM.cdf(2.5) == pytest.approx(0.25)
     assert (UNIFORM.cdf(-1), UNIFORM.cdf(11)) == (0.0, 1.0)
     assert UNIFORM.quantile(0.9) == pytest.approx(9)
@@ -39,7 +39,7 @@ def test_uniform() -> None:
 
 
 def test_unknown_tail() -> None:
-    """Where half of the calls never ended as far as was seen, later quantiles and the mean are infinite."""
+    """If half of the calls were never seen to end, later quantiles and the mean are infinite."""
     assert HALF_KNOWN.quantile(0.5) == 2
     assert HALF_KNOWN.quantile(0.51) == math.inf
     assert HALF_KNOWN.median_remaining(1) == math.inf
@@ -50,7 +50,7 @@ def test_unknown_tail() -> None:
 
 
 def test_nothing_known() -> None:
-    """The curve of no observations promises nothing and counts none."""
+    """The curve of no observations predicts nothing and counts none."""
     assert NOTHING_KNOWN.num_observations == 0
     assert NOTHING_KNOWN.cdf(1e9) == 0
     assert NOTHING_KNOWN.quantile(0.1) == NOTHING_KNOWN.median_remaining(5) == math.inf
@@ -84,7 +84,7 @@ def test_support_has_the_best_ttl(curve: SurvivalCurve, benefit: float, price: f
 
 @given(parts=st.lists(curves(), min_size=1, max_size=4), t=st.floats(0, 400))
 def test_max_of(parts: list[SurvivalCurve], t: float) -> None:
-    """The last of parallel calls has ended when each has, and is known no better than the least known."""
+    """The last of parallel calls ends when all have, and counts the fewest observations of any."""
     edges = sorted({edge for curve in parts for edge in curve.edges_s})
     last = max_of(parts)
     at = max(edge for edge in edges if edge <= t)
@@ -95,8 +95,8 @@ def test_max_of(parts: list[SurvivalCurve], t: float) -> None:
 
 @given(curves(), st.lists(st.floats(0.1, 10), min_size=2, max_size=2))
 def test_a_moved_curve_is_a_curve(curve: SurvivalCurve, factors: list[float]) -> None:
-    """Whatever the factors: times increase, and so do probabilities; the time of a level is at least moved as
-    far as its factor says, unless that of the level before is later."""
+    """For any factors times and probabilities increase. A level's time moves at least by its factor, unless
+    the previous level's time is later."""
     moved = curve.moved((0.25, 0.75), factors, 0.001)
     assert list(moved.edges_s) == sorted(set(moved.edges_s))
     assert list(moved.probabilities) == sorted(moved.probabilities)

@@ -1,4 +1,4 @@
-"""What is learned of tools is its tenant's; others lend as far as that was seen to help."""
+"""Each tenant's durations are learned separately; others contribute as far as that was seen to help."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def same(one: SurvivalCurve, other: SurvivalCurve) -> bool:
 
 
 def test_one_tenant_alone_is_answered_as_if_there_were_no_tenants() -> None:
-    """To the last digit: whether it has a name or not, with jobs and calls that were cut off."""
+    """The results are identical, with or without a name, with jobs and censored calls."""
     for tenant in ("", "alice"):
         tenants, plain = Tenants(), DurationEstimator()
         for number in range(60):
@@ -38,7 +38,7 @@ def test_one_tenant_alone_is_answered_as_if_there_were_no_tenants() -> None:
 
 
 def test_another_tenants_calls_do_not_move_what_is_known() -> None:
-    """Sixty of bob's of 33 s, and three of alice's of 2 s; the first tenant keeps what it learned."""
+    """Sixty of bob's calls of 33 s and three of alice's of 2 s do not mix, whichever tenant came first."""
     for first, second in (("alice", "bob"), ("bob", "alice")):
         tenants = Tenants()
         for tenant in (first, second):
@@ -51,7 +51,7 @@ def test_another_tenants_calls_do_not_move_what_is_known() -> None:
 
 
 def test_a_stranger_is_told_nothing_of_one_other_tenant() -> None:
-    """Neither of the durations nor of what follows a turn."""
+    """A new tenant gets neither durations nor turn outcomes of the only other tenant."""
     tenants = Tenants()
     seen(tenants, "bob", 33.0, 60)
     tenants.observe_last("bob", [READ])
@@ -61,7 +61,8 @@ def test_a_stranger_is_told_nothing_of_one_other_tenant() -> None:
 
 
 def test_where_tenants_are_alike_a_new_one_is_lent_what_they_know() -> None:
-    """Learned from calls that tenants repeated; and by no more than there are others to lend it."""
+    """A new tenant gets the others' common durations, since tenants repeated them; the weight is bounded by
+    the number of others."""
     tenants, draw = Tenants(), random.Random(1)
     for _ in range(40):
         for tenant in ("a", "b", "c"):
@@ -73,7 +74,7 @@ def test_where_tenants_are_alike_a_new_one_is_lent_what_they_know() -> None:
 
 
 def test_where_tenants_differ_a_flood_of_one_lends_nothing() -> None:
-    """Each repeats itself, so what others know never helped: nobody is told of it."""
+    """Each tenant repeats only itself, so others' durations never helped, and a new tenant gets none."""
     tenants = Tenants()
     for tenant, duration_s, times in (("a", 0.1, 10), ("b", 5.0, 10), ("c", 60.0, 500), ("a", 0.1, 30)):
         seen(tenants, tenant, duration_s, times)
@@ -82,7 +83,7 @@ def test_where_tenants_differ_a_flood_of_one_lends_nothing() -> None:
 
 
 def test_tenants_are_bounded() -> None:
-    """However many names come: those heard of least recently are forgotten."""
+    """Beyond the bound the tenants not seen for longest are forgotten."""
     tenants = Tenants(Learned())
     for number in range(3 * MAX_TENANTS):
         seen(tenants, f"t{number}", 1.0, 1)

@@ -1,4 +1,4 @@
-"""What a tool call is learned as: the command that takes the time, whatever surrounds it."""
+"""The key of a tool call: the command that takes the time, whatever surrounds it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from estimator.tool_key import MAX_KEY_CHARS, ToolKey, tool_key
 
 SHELL_TEXTS = {
-    # directory changes, environment and other prefixes are not what takes the time
+    # Directory changes, environment and other prefixes do not take the time.
     "cd x && pytest": "bash/pytest/all",
     "cd /testbed && PYTHONPATH=. timeout 60 python3.11 -m pytest tests/test_a.py::t -x 2>&1 | tail -50": (
         "bash/pytest/file"
@@ -39,7 +39,7 @@ SHELL_TEXTS = {
     "x=$(git rev-parse HEAD) && echo $x": "bash/git/rev-parse",
     "echo 'a && pytest; b' # make": "bash/echo",
     "git log \\\n  --oneline": "bash/git/log",
-    # nothing but preparation, or nothing at all
+    # Nothing but preparation, or nothing at all.
     "cd x": "bash/cd",
     "": "bash",
     "A=1": "bash",
@@ -48,7 +48,7 @@ SHELL_TEXTS = {
 
 @pytest.mark.parametrize(("text", "key"), SHELL_TEXTS.items())
 def test_shell_text(text: str, key: str) -> None:
-    """A shell call is named by its dominant command, whether the text comes in JSON or bare."""
+    """A shell call is named by its dominant command, whether its text is JSON or plain."""
     assert str(tool_key("Bash", json.dumps({"command": text}))) == key
     assert str(tool_key("execute_bash", text)) == key
 
@@ -68,19 +68,19 @@ def test_shell_text(text: str, key: str) -> None:
     ],
 )
 def test_call(name: str, arguments: str, key: str) -> None:
-    """Any tool has a key: shells by what they run, others by name and, where they have one, command."""
+    """Any tool has a key: shells by the command they run, others by name and, if there is one, command."""
     assert str(tool_key(name, arguments)) == key
 
 
 LIMITS = {
-    # in the text, as coreutils has it, before the command that takes the time
+    # In the text, as in coreutils, before the command that takes the time.
     "cd x && timeout 60 pytest | tail": 60.0,
     "timeout -k 5 1.5m python a.py": 90.0,
     'timeout 1h bash -lc "cd a && timeout 30s make"': 30.0,
     "timeout 0 make": None,
     "timeout soon make": None,
     "make": None,
-    # what else may take time has no limit
+    # Other commands that may take time have no limit.
     "pip install -e . && timeout 60 pytest": None,
     "for t in a b; do timeout 60 pytest $t; done": None,
 }
@@ -88,7 +88,7 @@ LIMITS = {
 
 @pytest.mark.parametrize(("text", "limit_s"), LIMITS.items())
 def test_limit_in_the_text(text: str, limit_s: float | None) -> None:
-    """A call under ``timeout`` says itself how long it can take; its class is the same without."""
+    """A command under ``timeout`` has that limit, and the same class as without it."""
     assert tool_key("bash", text).limit_s == limit_s
     assert tool_key("bash", text.replace("timeout 60 ", "")) == tool_key("bash", text)
 
@@ -107,20 +107,20 @@ def test_limit_in_the_text(text: str, limit_s: float | None) -> None:
     ],
 )
 def test_limit_in_the_arguments(arguments: str, limit_s: float | None) -> None:
-    """A timeout next to the command is read in seconds or, where that cannot be, in milliseconds; nonsense
-    there does not hide the command."""
+    """A timeout argument is read as seconds or, where that is impossible, as milliseconds; an invalid one is
+    ignored."""
     key = tool_key("bash", arguments)
     assert (str(key), key.limit_s) == ("bash/make", limit_s)
 
 
 def test_background() -> None:
-    """A command that is left running returns at once: it is no test run, whatever it runs."""
+    """A command left in the background returns at once, so it is not classified by what it runs."""
     assert str(tool_key("Bash", '{"command": "pytest", "run_in_background": true}')) == "bash/background"
     assert str(tool_key("Bash", '{"command": "pytest", "run_in_background": false}')) == "bash/pytest/all"
 
 
 def test_chain() -> None:
-    """A key falls back on ever more general ones, down to any call at all."""
+    """A key falls back on increasingly general ones, down to any call at all."""
     chain = tool_key("bash", "pytest a.py").chain()
     assert [str(key) for key in chain] == ["bash/pytest/file", "bash/pytest", "bash", "*"]
     assert chain[-1] == ToolKey(())
@@ -139,7 +139,7 @@ NAMES = st.sampled_from(["bash", "Read", "mcp__a__b"]) | st.text(max_size=100)
 
 @given(name=NAMES, arguments=ANYTHING)
 def test_anything_has_a_key(name: str, arguments: str) -> None:
-    """No name and no arguments raise; a key is short, printable and read back equal from its text."""
+    """No name and no arguments raise; a key is short and printable, and equals the key read from its text."""
     key = tool_key(name, arguments)
     assert key == tool_key(name, arguments)
     assert len(str(key)) <= MAX_KEY_CHARS

@@ -1,4 +1,5 @@
-"""What follows a turn is learned by what ended it: whether another comes, and how much its prompt grows."""
+"""What follows a turn is learned by how it ended: whether another turn comes, and how much its prompt
+grows."""
 
 from __future__ import annotations
 
@@ -12,8 +13,7 @@ LS = tool_key("bash", "ls")
 
 
 def test_nothing_learned() -> None:
-    """Before anything was seen a call is taken to be answered, an answer may be the end, and no growth is
-    made up."""
+    """Without data, a call is expected to be continued, an answer may be the end, and growth is unknown."""
     outcomes = TurnOutcomes()
     assert outcomes.last_turn_probability([PYTEST]) < 0.1
     assert outcomes.last_turn_probability([]) == 0.5
@@ -21,7 +21,7 @@ def test_nothing_learned() -> None:
 
 
 def test_answers_and_calls_are_told_apart() -> None:
-    """However many calls were followed by a turn, an answer is predicted from answers."""
+    """However many calls were followed by a turn, an answer is predicted from answers only."""
     outcomes = TurnOutcomes()
     for _ in range(500):
         outcomes.observe_next([PYTEST], 100)
@@ -36,8 +36,8 @@ def test_answers_and_calls_are_told_apart() -> None:
 
 
 def test_growth_is_that_of_the_kind_of_call() -> None:
-    """Each kind of call has its own mean, a rare one leans on its parents, and what is unknown is the mean of
-    all; a prompt that got shorter did not grow."""
+    """Each kind of call has its own mean, a rare one uses its parents', an unknown one the overall mean; a
+    shorter prompt counts as no growth."""
     outcomes = TurnOutcomes()
     for _ in range(100):
         outcomes.observe_next([PYTEST], 2000)
@@ -51,8 +51,7 @@ def test_growth_is_that_of_the_kind_of_call() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """Of more kinds of call than there is room for those unseen for longest go, never a parent before its
-    child."""
+    """Beyond the bound the kinds unseen for longest are forgotten, never a parent before its child."""
     outcomes = TurnOutcomes()
     for number in range(MAX_KEYS + 50):
         outcomes.observe_next([tool_key(f"tool{number}")], 1)

@@ -11,12 +11,12 @@ from eval.load.server_process import ServerProcess
 
 MAX_MODEL_LEN = 4096
 NUM_BLOCKS = 300
-"""Blocks of 16 tokens: fewer than the jobs of the tests need together."""
+"""Blocks of 16 tokens: fewer than the tests' jobs need together."""
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a server under the continuum policy."""
+    """The address of a server with the continuum policy."""
     folder = tmp_path_factory.mktemp("server")
     model = make_model_folder(folder / "model", vocab_size=1024, max_position_embeddings=MAX_MODEL_LEN)
     arguments = [

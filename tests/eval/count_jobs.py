@@ -1,4 +1,4 @@
-"""Jobs of counts alone, as most recordings are."""
+"""Jobs that have token counts only, as most recordings do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUTPUT = 12
 def count_job(
     job_id: str, inputs: tuple[int, ...] = (100, 150, 230), gap_s: float = 0.01, output: int = OUTPUT
 ) -> Job:
-    """A job whose prompts have these lengths and each hold all of the turn before."""
+    """A job with prompts of these lengths; each contains the whole previous turn."""
     turns = [
         Turn(
             input_tokens=tokens,
@@ -32,6 +32,6 @@ def count_job(
 
 
 def written(path: Path, *jobs: Job) -> str:
-    """A file of these jobs, to be named on a command line."""
+    """Writes a file of these jobs, for a command line."""
     write_jobs(path, jobs)
     return str(path)

@@ -1,4 +1,4 @@
-"""Runs made by hand, for tests of tables and plots."""
+"""Hand-made runs for tests of tables and plots."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from eval.report.metrics import RunResult, RunSetting, summarize
 
 
 def turn(job_id: str, number: int, start_s: float, ttft_s: float = 1.0, **fields: object) -> TurnRecord:
-    """An answered turn of one second after its first token, 100 prompt and 10 output tokens."""
+    """An answered turn of one second after its first token, with 100 prompt and 10 output tokens."""
     record = TurnRecord(
         job_id=job_id,
         turn=number,

@@ -1,7 +1,7 @@
-"""A server of another make, for real over HTTP: vLLM's shapes on the wire, and none of our fields.
+"""Another server over real HTTP: vLLM's formats, and none of our fields.
 
-It refuses fields that its kind does not document, counts words as tokens, and does as it is told: be busy,
-hold requests, break off. Its answers are its own.
+It refuses fields that vLLM does not document, counts words as tokens, and on request is busy, holds requests
+or breaks off. Its answers do not follow recordings.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ OWN_WORDS = ("indeed", "perhaps", "therefore")
 
 @dataclass(kw_only=True)
 class Behaviour:
-    """What kind of server it is."""
+    """The behavior to imitate."""
 
     owned_by: str = "vllm"
     fields: set[str] = field(default_factory=lambda: VLLM)
-    """Anything else in a body is HTTP 400."""
+    """Any other field in a body gets HTTP 400."""
     tokenizes: bool = True
     adds_bos: bool = False
-    """Whether it adds a BOS token to every text, whatever it is asked."""
+    """Whether it adds a BOS token to every text, whatever the request says."""
     api_key: str | None = None
     busy_times: int = 0
-    """So many turns are refused with HTTP 503 first."""
+    """The number of turns refused with HTTP 503 at first."""
     hold_after: int | None = None
-    """Turns beyond so many are never answered."""
+    """Turns after this number are never answered."""
     break_after: int | None = None
-    """Turns after which the server is gone."""
+    """The number of turns after which the server stops."""
     stream: bytes | None = None
-    """Every answer, instead of one to the turn."""
+    """The bytes of every answer, instead of a generated one."""
     metrics: bytes | None = None
-    """What ``/metrics`` shows; None: nothing."""
+    """The content of ``/metrics``; None: not found."""
 
 
 class OtherServer:
-    """Listens inside the ``with`` block; remembers what turns it was sent."""
+    """Listens inside the ``with`` block; records the turns it receives."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
@@ -72,7 +72,7 @@ class OtherServer:
         self._thread.join()
 
     def close(self) -> None:
-        """Stop listening; then break off what is held."""
+        """Stops listening, then breaks off held requests."""
         self._http.shutdown()
         self._http.server_close()
         self.closed.set()
@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.other
 
     def parse_request(self) -> bool:
-        """A connection that was opened before the server went away is of no use any more."""
+        """Closes connections that were opened before the server stopped."""
         if self.other.closed.is_set():
             self.close_connection = True
             return False
@@ -181,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
             return (503, "too many requests") if self.other.num_refused <= behaviour.busy_times else None
 
     def _answer(self, body: dict[str, Any]) -> None:
-        """As many words as asked for where the length is fixed, else a few less."""
+        """Sends the requested number of words if the length is fixed, else a few fewer."""
         if self.other.behaviour.stream is not None:
             self._send(200, "text/event-stream", self.other.behaviour.stream)
             return

@@ -1,4 +1,4 @@
-"""What ``continuum bench`` tells of a server's drafts: by its metrics, as V1 has them, and by receipts."""
+"""``continuum bench`` reports a server's drafts from its metrics, as in V1, and from receipts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ COUNTS = VerifiedDrafts(
 
 
 def test_counts_of_a_server_are_differences_between_two_readings() -> None:
-    """Added up over its engines; a place that came later began at 0."""
+    """Counts are summed over engines; a position missing in the first reading starts at 0."""
     after, before = ServerMetrics.parse(AFTER), ServerMetrics.parse(BEFORE)
     assert after.counters_since(before).drafts == COUNTS
     assert COUNTS.tokens_per_step == 2
@@ -64,7 +64,7 @@ def test_counts_of_a_server_are_differences_between_two_readings() -> None:
 
 
 def test_a_server_that_has_drafted_nothing_has_no_rates() -> None:
-    """Its steps gave one token each."""
+    """A server without drafts gives one token per step, and has no rates."""
     none = VerifiedDrafts(
         num_drafts=0, drafted_tokens=0, accepted_tokens=0, accepted_by_place=[], output_tokens=9
     )
@@ -73,7 +73,7 @@ def test_a_server_that_has_drafted_nothing_has_no_rates() -> None:
 
 
 def test_tokens_per_step_of_a_job_are_those_of_all_its_turns() -> None:
-    """By receipts; where none tells of drafts there is no such figure."""
+    """Tokens per step come from all receipts of a job; without draft counts there is no figure."""
 
     def told(job_id: str, steps: int, accepted: int) -> TurnRecord:
         receipt = TurnReceipt(
@@ -95,7 +95,7 @@ def test_tokens_per_step_of_a_job_are_those_of_all_its_turns() -> None:
 
 
 def test_a_report_shows_drafts_where_there_are_any() -> None:
-    """And says nothing of them elsewhere."""
+    """A report without drafts does not mention them."""
     text = render([run("drafting", 10.0, counters=EngineCounters(drafts=COUNTS))])
     assert [line.split()[-1] for line in text.splitlines() if line.startswith("tokens per step")] == ["2.00"]
     assert "drafts accepted up to token 2, %" in text
@@ -104,7 +104,7 @@ def test_a_report_shows_drafts_where_there_are_any() -> None:
 
 @pytest.fixture(scope="module")
 def drafting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a server that drafts from a job's own past."""
+    """The address of a server that drafts from a job's own past."""
     folder = tmp_path_factory.mktemp("drafting")
     model = make_model_folder(folder / "model", vocab_size=1024, max_position_embeddings=4096)
     arguments = [
@@ -120,7 +120,7 @@ def drafting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_a_drafting_server_is_measured(
     drafting_server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Metrics and receipts agree to the token, as nobody else uses the server."""
+    """Metrics and receipts agree to the token, as the server has no other users."""
     paths = [tmp_path / name for name in ("out.json", "records.jsonl", "out.html")]
     flags = zip(("--json", "--records", "--html"), map(str, paths), strict=True)
     command = ["bench", "--base-url", drafting_server, "--workload", "synthetic", "--jobs", "3"]

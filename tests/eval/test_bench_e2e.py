@@ -1,4 +1,4 @@
-"""The load generator against the real server: a process of its own, a tiny model, real HTTP."""
+"""The load generator against the real server: a separate process, a tiny model, real HTTP."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _planned_chats(base_url: str, limits: Limits, jobs: list[Job]) -> list[Seque
 
 
 def _bench(base_url: str, folder: Path, *arguments: str) -> tuple[RunResult, list[TurnRecord]]:
-    """Run the command as a user would; what it left on disk."""
+    """Runs the command as a user would; returns what it wrote."""
     result, records = folder / "result.json", folder / "records.jsonl"
     command = ["bench", "--base-url", base_url, "--workload", "synthetic", "--json", str(result)]
     assert main([*command, "--records", str(records), *arguments]) == 0
@@ -53,7 +53,7 @@ def _bench(base_url: str, folder: Path, *arguments: str) -> tuple[RunResult, lis
 def test_jobs_at_once_are_all_served_and_every_block_comes_back(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No error, every answer as recorded, the pool free and no pin left when the last job has ended."""
+    """There is no error, every answer is as recorded, and the pool has no pin left when the last job ends."""
     before = _metrics(server)
     result, records = _bench(server, tmp_path, "--jobs", "4", "--time-scale", "0.1", "--max-turns", "4")
     assert (result.num_completed_jobs, result.num_errors, result.num_unlike_recording) == (4, 0, 0)
@@ -69,7 +69,7 @@ def test_jobs_at_once_are_all_served_and_every_block_comes_back(
     after = _metrics(server)
     assert (after.idle, after.kv_usage, after.pins) == (True, 0.0, 0.0)
     assert (after.block_size, after.num_blocks) == (16, NUM_BLOCKS - 1)
-    # What pins held is what the server itself counted while the jobs ran, to the block-second.
+    # The held block-seconds equal the server's own count while the jobs ran.
     held_block_s = {
         cause: block_s - before.pin_block_s.get(cause, 0.0) for cause, block_s in after.pin_block_s.items()
     }
@@ -83,7 +83,7 @@ def test_jobs_at_once_are_all_served_and_every_block_comes_back(
 
 
 def test_a_lone_job_gets_its_own_prefix_back(server: str, tmp_path: Path) -> None:
-    """Recorded answers are forced and rendered back, so each prompt starts with all of the turn before."""
+    """Recorded answers are forced and rendered, so each prompt starts with the whole previous turn."""
     _, records = _bench(
         server, tmp_path, "--jobs", "1", "--seed", "5", "--time-scale", "0", "--max-turns", "4"
     )
@@ -94,7 +94,7 @@ def test_a_lone_job_gets_its_own_prefix_back(server: str, tmp_path: Path) -> Non
 
 @pytest.mark.long
 def test_without_job_ids_jobs_are_recognized(server: str, tmp_path: Path) -> None:
-    """``--no-job-id`` is the agent that knows nothing of us: its turns are held and found all the same."""
+    """With ``--no-job-id`` the turns of an agent unaware of us are still pinned and found."""
     result, records = _bench(server, tmp_path, "--jobs", "2", "--max-turns", "2", "--no-job-id")
     assert (result.num_completed_jobs, result.num_pinned_turns) == (2, 4)
     assert result.pins_ended["handed_over"] == 2
@@ -103,7 +103,7 @@ def test_without_job_ids_jobs_are_recognized(server: str, tmp_path: Path) -> Non
 
 
 def test_a_job_is_cut_at_the_last_turn_that_fits(server: str, tmp_path: Path) -> None:
-    """Prompt plus output never passes the limit, and the report says that jobs were cut."""
+    """Prompt plus output never exceed the limit, and the report says that jobs were cut."""
     result, records = _bench(server, tmp_path, "--jobs", "2", "--max-context-tokens", "1600")
     assert (result.num_completed_jobs, result.num_cut_jobs) == (2, 2)
     contexts = [record.prompt_tokens + record.output_tokens for record in records]
@@ -113,21 +113,21 @@ def test_a_job_is_cut_at_the_last_turn_that_fits(server: str, tmp_path: Path) ->
 
 
 def test_a_shortened_output_keeps_its_command(server: str) -> None:
-    """With few tokens left, the reasoning goes first: what the tool parser reads is still there."""
+    """With few tokens left the reasoning is cut first, so that the tool parser still finds the command."""
     jobs = make_jobs(SyntheticConfig(num_jobs=2))
     limits = Limits(max_output_tokens=45, max_turns=3, max_context_tokens=MAX_MODEL_LEN)
     for job, turns in zip(jobs, _planned_chats(server, limits, jobs), strict=True):
         assert len(turns) > 1
         for recorded, planned in zip(job.turns, turns, strict=False):
             assert planned.output_token_ids is not None
-            # The end of the turn, and a seam that splits anew.
+            # The end of the turn, and a seam that tokenizes differently.
             assert len(planned.output_token_ids) <= 45 + 3
             assert recorded.output_text is not None
             assert planned.output_text.endswith(recorded.output_text[recorded.output_text.index("```bash") :])
 
 
 def test_a_model_that_is_not_served_is_one_sentence(server: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The names that are served are in the complaint."""
+    """The error lists the served names."""
     assert main(["bench", "--base-url", server, "--workload", "synthetic", "--model", "gpt-9"]) == 1
     assert "does not serve 'gpt-9' but tiny." in capsys.readouterr().err
 
@@ -135,7 +135,7 @@ def test_a_model_that_is_not_served_is_one_sentence(server: str, capsys: pytest.
 def test_the_demo_ends_with_the_policies_side_by_side(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One command makes the model, serves it under each policy and leaves traces, records and results."""
+    """One command makes the model, serves it under each policy and writes traces, records and results."""
     sizes = ["--hidden-size", "64", "--layers", "2", "--jobs", "3", "--max-turns", "2", "--time-scale", "0.1"]
     assert main(["demo", "--workload", "synthetic", "--out", str(tmp_path), *sizes]) == 0
     printed = capsys.readouterr().out

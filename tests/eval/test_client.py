@@ -27,7 +27,7 @@ async def _lines(*lines: str) -> AsyncIterator[bytes]:
 
 
 async def test_a_streamed_answer_is_read_to_its_end() -> None:
-    """Text, finish reason, the server's token counts and its receipt are all kept; comments are not."""
+    """Text, finish reason, token counts and receipt are kept; comments are skipped."""
     reply = await read_reply(
         _lines(": keep-alive", ROLE, "", TEXT, "", END, USAGE, DONE), started=time.perf_counter()
     )
@@ -52,8 +52,8 @@ async def test_a_streamed_answer_is_read_to_its_end() -> None:
     ],
 )
 async def test_the_first_token_is_the_first_that_was_said(said: str) -> None:
-    """Text, a thought or a call, else the end: not the chunk that opens an answer, nor an empty one, however
-    long before they come."""
+    """The first token is the first text, reasoning or call, else the end: never the opening chunk or an empty
+    one, however early."""
     moments: list[float] = []
 
     async def lines() -> AsyncIterator[bytes]:
@@ -70,13 +70,13 @@ async def test_the_first_token_is_the_first_that_was_said(said: str) -> None:
 
 
 async def test_an_answer_that_says_nothing_has_its_end_for_a_first_token() -> None:
-    """There is nothing else to wait for."""
+    """The end of an empty answer counts as its first token."""
     reply = await read_reply(_lines(ROLE, DONE), started=time.perf_counter())
     assert (reply.text, reply.ttft_s) == ("", reply.latency_s)
 
 
 async def test_a_server_that_counts_no_cached_tokens_is_read_too() -> None:
-    """Without usage details the cached tokens are unknown and nothing breaks."""
+    """Without usage details the number of cached tokens is unknown, and nothing fails."""
     usage = (
         'data: {"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":3,"prompt_tokens_details":null}}'
     )
@@ -93,13 +93,13 @@ async def test_a_server_that_counts_no_cached_tokens_is_read_too() -> None:
     ],
 )
 async def test_a_broken_stream_is_a_failed_turn(lines: list[str], complaint: str) -> None:
-    """HTTP 200 is no success yet: an error, an early end or an empty answer fails the turn."""
+    """With HTTP 200, an error, an early end or an empty answer still fails the turn."""
     with pytest.raises(TurnFailedError, match=complaint):
         await read_reply(_lines(*lines), started=0.0)
 
 
 def test_a_server_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 1 and the address, not a traceback."""
+    """An unreachable server gives exit code 1 and the address, without a traceback."""
     assert main(["bench", "--base-url", "http://127.0.0.1:9", "--workload", "synthetic", "--jobs", "1"]) == 1
     (line,) = [x for x in capsys.readouterr().err.splitlines() if "preparing" not in x]
     assert line.startswith("continuum: Cannot reach the server at http://127.0.0.1:9: ")
@@ -117,14 +117,14 @@ def test_a_server_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixtur
     ],
 )
 def test_an_address_that_cannot_be_is_one_sentence(capsys: pytest.CaptureFixture[str], address: str) -> None:
-    """Exit code 1 and the address as it was typed."""
+    """An invalid address gives exit code 1 and the address as typed."""
     assert main(["bench", "--base-url", address, "--workload", "synthetic", "--jobs", "1"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"continuum: {address!r} is not the address of a server")
 
 
 def test_a_server_that_does_not_answer_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:
-    """It takes connections and says nothing: a sentence, as soon as the patience asked for is over."""
+    """A server that accepts connections but never answers gives one sentence once the timeout is over."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         command = ["bench", "--base-url", address, "--workload", "synthetic", "--timeout-s", "0.05"]
@@ -147,7 +147,7 @@ def test_a_server_that_does_not_answer_is_given_up(capsys: pytest.CaptureFixture
 def test_a_senseless_number_is_refused_before_anything_starts(
     capsys: pytest.CaptureFixture[str], flag: str
 ) -> None:
-    """The flag is named, with what it must be."""
+    """The error names the flag and its valid values."""
     with pytest.raises(SystemExit) as ended:
         main(["bench", "--workload", "synthetic", flag])
     assert ended.value.code == 2
@@ -156,6 +156,6 @@ def test_a_senseless_number_is_refused_before_anything_starts(
 
 
 def test_a_workload_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    """The file is looked at before the server."""
+    """The file is checked before the server is contacted."""
     assert main(["bench", "--workload", "nowhere.jsonl"]) == 1
     assert "Cannot read the workload nowhere.jsonl" in capsys.readouterr().err

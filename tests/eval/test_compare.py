@@ -1,4 +1,4 @@
-"""``continuum compare``: result files in, one report out."""
+"""``continuum compare`` turns result files into one report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _written(path: Path, *runs: RunResult, command: str = "") -> str:
 
 
 def test_two_results_are_set_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Means, their ratio and its interval, in the order of the files."""
+    """Means, ratio and interval are in the order of the files."""
     before = [run("fcfs", x, seed=seed) for seed, x in enumerate((10.0, 20.0))]
     after = [run("continuum", x, seed=seed) for seed, x in enumerate((5.0, 8.0))]
     files = [_written(tmp_path / "a.json", *before), _written(tmp_path / "b.json", *after)]
@@ -32,7 +32,7 @@ def test_two_results_are_set_side_by_side(tmp_path: Path, capsys: pytest.Capture
 def test_runs_of_one_name_are_called_by_their_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As much of the paths as tells them apart; a file given twice is numbered."""
+    """The shortest distinguishing parts of paths name the runs; a file given twice is numbered."""
     paths = [_written(tmp_path / name / "result.json", run("result", 9.0)) for name in ("old", "new")]
     assert main(["compare", *paths]) == 0
     told = capsys.readouterr().out
@@ -43,7 +43,7 @@ def test_runs_of_one_name_are_called_by_their_files(
 
 
 def test_settings_that_differ_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Other seeds, another workload or model make a ratio mean less, so the report says it."""
+    """Other seeds, workloads or models weaken a ratio, so the report states them."""
     first = _written(tmp_path / "a.json", run("a", 9.0, seed=1))
     second = _written(tmp_path / "b.json", run("b", 9.0, seed=2, workload="v", model="n"))
     assert main(["compare", first, second]) == 0
@@ -54,7 +54,7 @@ def test_settings_that_differ_are_said(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_flags_that_differ_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A smaller pool or a shorter job is no fair comparison; where the result went makes no difference."""
+    """A smaller pool or shorter jobs are no fair comparison; the output file makes no difference."""
     flags = "--kv-tokens 60000 --router=session --json a.json --seeds 3"
     first = _written(tmp_path / "a.json", run("a", 9.0), command=f"continuum simulate {flags}")
     other = "--kv-tokens=400000 --router session --share-prefixes --json b.json --seeds 3"
@@ -70,7 +70,7 @@ def test_flags_that_differ_are_said(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_other_jobs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As many jobs of one seed, but cut to fewer turns: less work, so a ratio says nothing."""
+    """As many jobs of one seed, but cut to fewer turns, are less work, so the report states it."""
     short = run("b", 9.0)
     for job in short.jobs:
         job.num_planned_turns = 1
@@ -82,7 +82,7 @@ def test_other_jobs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_notes_are_told_apart_where_their_numbers_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A pool of 5 beside one of 9 is not a pool of '5 to 9'; over the seeds of one, numbers may range."""
+    """Pools of 5 and of 9 are not merged into '5 to 9'; over the seeds of one run numbers may range."""
     small, large = ([run(name, 9.0, seed=seed) for seed in (0, 1)] for name in ("a", "b"))
     for result, blocks, gaps in zip([*small, *large], (5, 5, 9, 9), (1, 2, 1, 2), strict=True):
         result.notes = [f"KV pool: {blocks} blocks", f"tool times: {gaps} ASSUMED"]
@@ -94,14 +94,14 @@ def test_notes_are_told_apart_where_their_numbers_differ(
 
 
 def test_a_result_without_runs_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is not passed over in silence."""
+    """A result without runs is refused, not skipped."""
     paths = [_written(tmp_path / "a.json", run("a", 9.0)), _written(tmp_path / "b.json")]
     assert main(["compare", *paths]) == 1
     assert capsys.readouterr().err == f"continuum: {paths[1]} holds no runs.\n"
 
 
 def test_many_results_are_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """More than two files are allowed."""
+    """More than two files give one table."""
     paths = [_written(tmp_path / f"{i}.json", run(f"policy-{i}", 9.0 + i)) for i in range(5)]
     assert main(["compare", *paths]) == 0
     told = capsys.readouterr().out
@@ -123,7 +123,7 @@ def test_many_results_are_one_table(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_bad_file_is_one_sentence_and_exit_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, told: str
 ) -> None:
-    """It names the file and what is wrong with it; nothing is printed as a result."""
+    """The error names the file and the fault; no result is printed."""
     path = tmp_path / "x.json"
     if content is not None:
         path.write_text(content, encoding="utf-8")

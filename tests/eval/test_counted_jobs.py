@@ -1,4 +1,4 @@
-"""Jobs of counts against the real server: it counts and finds in its cache what was recorded."""
+"""Jobs with counts against the real server: token counts and cache hits are as recorded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCK = 16
 def _bench(
     base_url: str, folder: Path, jobs: list[Job], *arguments: str
 ) -> tuple[RunResult, dict[str, list[TurnRecord]]]:
-    """Replay the jobs one after another; the turns of each."""
+    """Replays the jobs one after another; returns the turns of each."""
     command = ["bench", "--base-url", base_url, "--workload", written(folder / "jobs.jsonl", *jobs)]
     command += ["--json", str(folder / "result.json"), "--records", str(folder / "records.jsonl")]
     assert main([*command, "--concurrency", "1", *arguments]) == 0
@@ -39,15 +39,15 @@ def _cut_to_blocks(num_tokens: int) -> int:
 def test_the_server_counts_what_was_recorded_and_finds_the_recorded_prefix(
     server: str, tmp_path: Path, replies: str
 ) -> None:
-    """Prompt, output and cached tokens of every turn are exact, with forced and with live answers."""
+    """Prompt, output and cached tokens of every turn are exact, with forced and with free answers."""
     job = count_job(f"exact-{replies}", (100, 150, 231, 400))
-    # The third turn keeps only part of the second: the context was edited.
+    # The third turn keeps only part of the second, as if the context was edited.
     turns = (*job.turns[:2], replace(job.turns[2], prefix_tokens=120), job.turns[3])
     result, by_job = _bench(server, tmp_path, [replace(job, turns=turns)], "--replies", replies)
     records = by_job[job.job_id]
     assert [turn.prompt_tokens for turn in records] == [100, 150, 231, 400]
     assert [turn.output_tokens for turn in records] == [OUTPUT] * 4
-    # The last token of an answer is never computed, so of 100 + 12 tokens 111 can be cached.
+    # The last token of an answer is never computed, so 111 of 100 + 12 tokens can be cached.
     shared = [0, 100 + OUTPUT - 1, 120, 231 + OUTPUT - 1]
     assert [turn.cached_tokens for turn in records] == [_cut_to_blocks(tokens) for tokens in shared]
     assert all(told(turn.recomputed_tokens) <= BLOCK for turn in records)
@@ -55,7 +55,7 @@ def test_the_server_counts_what_was_recorded_and_finds_the_recorded_prefix(
 
 
 def test_the_server_sees_which_tool_runs(server: str, tmp_path: Path) -> None:
-    """A forced answer ends with the recorded call, so a gap that the server has seen before is expected."""
+    """A forced answer ends with the recorded call, so the server predicts a gap that it has seen before."""
     job = count_job("calls", (100, 150, 200, 250, 300), output=30)
     _, by_job = _bench(server, tmp_path, [job])
     *_, before_last, _ = by_job["calls"]
@@ -65,7 +65,7 @@ def test_the_server_sees_which_tool_runs(server: str, tmp_path: Path) -> None:
 
 
 def test_jobs_share_what_the_recording_says_they_share(server: str, tmp_path: Path) -> None:
-    """Equal blocks of one scope and one shared prefix are equal tokens; nothing else of two jobs is."""
+    """Equal blocks of a scope, and a shared prefix, have equal tokens; other tokens of two jobs differ."""
     blocks = ((1, 5),)
     first = count_job("blocks-1", (100,))
     first = replace(first, block_size=BLOCK, block_scope="trace")
@@ -91,7 +91,7 @@ def test_jobs_share_what_the_recording_says_they_share(server: str, tmp_path: Pa
 
 
 def test_counts_go_through_the_chat_door_too(server: str, tmp_path: Path) -> None:
-    """Synthetic texts are near the recorded counts, calls are read from them and prefixes are found again."""
+    """Through chats, synthetic texts have about the recorded counts, calls are parsed and prefixes found."""
     result, by_job = _bench(server, tmp_path, [count_job("chatty", (150, 250, 400))], "--api", "chat")
     turns = by_job["chatty"]
     assert [turn.prompt_tokens for turn in turns] == pytest.approx([150, 250, 400], rel=0.1)
@@ -100,7 +100,7 @@ def test_counts_go_through_the_chat_door_too(server: str, tmp_path: Path) -> Non
 
 
 def test_hermes_calls_are_parsed_by_the_server(server: str, tmp_path: Path) -> None:
-    """The tools are declared, so the answer ends as a tool call, and is still what was forced."""
+    """With declared tools the answer ends as a tool call, and equals the forced text."""
     job = count_job("hermes", (300, 500))
     result, by_job = _bench(server, tmp_path, [job], "--api", "chat", "--calls", "hermes")
     assert [turn.finish_reason for turn in by_job["hermes"]] == ["tool_calls", "stop"]
@@ -110,7 +110,7 @@ def test_hermes_calls_are_parsed_by_the_server(server: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_without_a_name_a_job_is_recognized_by_its_tokens(server: str, tmp_path: Path) -> None:
-    """``--identity none``: the same tokens, and the server finds out that the turns are one job's."""
+    """With ``--identity none`` the tokens are the same, and the server infers that the turns are one job."""
     _, by_job = _bench(server, tmp_path, [count_job("nameless")], "--identity", "none")
     receipts = [turn.receipt for turn in by_job["nameless"] if turn.receipt is not None]
     assert [receipt.turn for receipt in receipts] == [1, 2, 3]
@@ -119,7 +119,7 @@ def test_without_a_name_a_job_is_recognized_by_its_tokens(server: str, tmp_path:
 
 
 def test_a_run_can_begin_with_an_empty_cache(server: str, tmp_path: Path) -> None:
-    """A second run sends the same prompts and finds the first one's, unless it asks for a fresh start."""
+    """A second run finds the first one's prompts cached, unless it requests a reset."""
     job = count_job("again", (100,))
     cached = []
     for arguments in ((), (), ("--reset-prefix-cache",)):
@@ -131,7 +131,7 @@ def test_a_run_can_begin_with_an_empty_cache(server: str, tmp_path: Path) -> Non
 def test_what_was_served_can_be_simulated_and_set_beside_it(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The records of a run are a workload; both runs are of one load, so their ratio shows."""
+    """A run's records can be simulated; both runs have one load, so their ratio is shown."""
     result, _ = _bench(server, tmp_path, [count_job("twice"), count_job("again twice")])
     records, simulated = str(tmp_path / "records.jsonl"), str(tmp_path / "simulated.json")
     command = ["simulate", "--workload", records, "--concurrency", "1", "--policies", "fcfs"]
@@ -144,7 +144,7 @@ def test_what_was_served_can_be_simulated_and_set_beside_it(
 
 
 def test_a_call_is_said_where_it_parts_nothing_that_jobs_share(server: str, tmp_path: Path) -> None:
-    """An answer in blocks of this job alone ends with its call; one that others have too stays as it is."""
+    """An answer whose blocks only this job has ends with its call; one with shared blocks stays unchanged."""
 
     def job(name: str, after: tuple[int, int]) -> Job:
         first, second = count_job(name, (80, 144), output=48).turns
@@ -158,5 +158,5 @@ def test_a_call_is_said_where_it_parts_nothing_that_jobs_share(server: str, tmp_
     )
     pinned = [turns[0].receipt.reason for turns in by_job.values() if turns[0].receipt is not None]
     assert [reason.startswith("no tool call") for reason in pinned] == [False, True, True]
-    # The second turn of the last job begins with what the one before it had computed.
+    # The second turn of the last job begins with the tokens of the first.
     assert told(by_job["call-3"][1].cached_tokens) >= 128 - BLOCK

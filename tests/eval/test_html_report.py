@@ -1,4 +1,4 @@
-"""The page of ``--html``: complete in itself, every policy and plot on it, readable in light and in dark."""
+"""The page of ``--html``: self-contained, with every policy and plot, readable in light and dark mode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PINS = EngineCounters(
 
 
 class _Page(HTMLParser):
-    """Elements, text outside of scripts, and the figures, in their order."""
+    """Collects elements, text outside of scripts, and the figures, in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def _runs(loads: tuple[float | None, ...] = (0.5, 2.0), seeds: int = 2) -> list[
 
 
 def _written(folder: Path, runs: list[RunResult], **fields: Any) -> _Page:
-    """Through the command line, as a user has it."""
+    """Writes the page through the command line, as a user does."""
     results, out = folder / "result.json", folder / "deep" / "report.html"
     write_results(results, ResultFile(runs=runs, **fields))
     assert main(["compare", str(results), "--html", str(out)]) == 0
@@ -79,7 +79,7 @@ def _written(folder: Path, runs: list[RunResult], **fields: Any) -> _Page:
 
 @pytest.mark.slow
 def test_the_page_loads_nothing(tmp_path: Path) -> None:
-    """No script, style, image or font is fetched, and no button sends the data anywhere."""
+    """No script, style, image or font is fetched, and no button uploads the data."""
     page = _written(tmp_path, _runs())
     assert page.addresses == ["data:,"]
     text = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
@@ -90,7 +90,8 @@ def test_the_page_loads_nothing(tmp_path: Path) -> None:
 
 
 def test_every_plot_is_there_with_every_policy(tmp_path: Path) -> None:
-    """Completion against load, distribution, timeline, pool and pins; a line or a choice for each policy."""
+    """Completion against load, distribution, timeline, pool and pins exist, with a line or a choice per
+    policy."""
     page = _written(tmp_path, _runs())
     plots = ("completion", "distribution", "jobs", "pool", "pins")
     assert tuple(dict.fromkeys(key for key, _ in page.figures)) == plots
@@ -100,7 +101,7 @@ def test_every_plot_is_there_with_every_policy(tmp_path: Path) -> None:
         assert [trace["name"] for trace in figure["data"] if "name" in trace] == [
             name for name, _ in POLICIES
         ]
-    # Two loads, and two policies beside the baseline.
+    # Two loads, and two policies besides the baseline.
     assert [name for name, _ in page.figures].count("jobs") == 4
     assert "continuum beside fcfs, 2 jobs/s" in page.text
     for name, _ in POLICIES:
@@ -108,7 +109,7 @@ def test_every_plot_is_there_with_every_policy(tmp_path: Path) -> None:
 
 
 def test_plots_show_the_runs_numbers(tmp_path: Path) -> None:
-    """A line's points are means over seeds at each rate, a band their interval, areas add up to the pool."""
+    """A line has the means over seeds at each rate, a band their interval, and areas add up to the pool."""
     page = _written(tmp_path, _runs())
     figures = dict(reversed(page.figures))
     lines = {trace.get("name"): trace for trace in figures["completion"]["data"]}
@@ -124,7 +125,7 @@ def test_plots_show_the_runs_numbers(tmp_path: Path) -> None:
 
 
 def test_a_timeline_is_waiting_running_and_tool_calls(tmp_path: Path) -> None:
-    """The job of 20 s waits 1 s and runs 1 s in each of two turns; between them its tool has 16 s."""
+    """The job of 20 s waits 1 s and runs 1 s in each of two turns, with 16 s for the tool in between."""
     page = _written(tmp_path, [run("fcfs", 20.0, num_jobs=1)])
     figure = dict(page.figures)["jobs"]
     stretches = {trace["name"]: (trace["base"], trace["x"]) for trace in figure["data"]}
@@ -137,7 +138,7 @@ def test_a_timeline_is_waiting_running_and_tool_calls(tmp_path: Path) -> None:
 
 
 def test_the_numbers_are_in_the_text(tmp_path: Path) -> None:
-    """Without a script running, a reader has the table, the ratios with their intervals and the headline."""
+    """Without scripts a reader still has the table, the ratios with intervals and the headline."""
     page = _written(tmp_path, _runs())
     told = " ".join(page.text.split())
     assert "continuum, at 2 jobs/s: mean job completion 20.50 ±6.35 s against 40.50 ±6.35 s of fcfs" in told
@@ -149,7 +150,7 @@ def test_the_numbers_are_in_the_text(tmp_path: Path) -> None:
 
 
 def test_what_is_measured_and_assumed_comes_before_the_plots(tmp_path: Path) -> None:
-    """Notes, definitions, the command, and a box where the runs differ in more than the policy."""
+    """Notes, definitions and the command precede plots, with a box if runs differ in more than the policy."""
     runs = [*_runs(), run("other", 9.0, jobs_per_s=2.0, model="n")]
     page = _written(tmp_path, runs, title="Pins", notes=["cost: a roofline"], command="continuum simulate")
     told = " ".join(page.text.split())
@@ -161,7 +162,7 @@ def test_what_is_measured_and_assumed_comes_before_the_plots(tmp_path: Path) -> 
 
 
 def test_one_load_is_bars_and_a_lone_run_is_drawn_alone(tmp_path: Path) -> None:
-    """With nothing to compare there is no ratio, no choice and no interval, but all that was measured."""
+    """A single run has no ratio, choice or interval, but everything that was measured."""
     page = _written(tmp_path, [run("fcfs", 20.0)])
     figures = dict(page.figures)
     assert figures["completion"]["data"][0]["type"] == "bar"
@@ -171,7 +172,7 @@ def test_one_load_is_bars_and_a_lone_run_is_drawn_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rates", [(1.0,), (1.0, 2.0)])
 def test_runs_in_which_no_job_ended_have_a_page(tmp_path: Path, rates: tuple[float, ...]) -> None:
-    """As of a server that refused every turn: what can be said is said, nothing is drawn of no jobs."""
+    """If no job ended, as with a server that refuses every turn, the page has no plots of jobs."""
     runs = [run("result", 9.0, jobs_per_s=rate) for rate in rates]
     for result in runs:
         result.job_completion_s, result.jobs, result.num_completed_jobs = None, [], 0
@@ -182,7 +183,7 @@ def test_runs_in_which_no_job_ended_have_a_page(tmp_path: Path, rates: tuple[flo
 
 
 def test_light_and_dark_have_their_colors(tmp_path: Path) -> None:
-    """The page follows the reader's choice, and the plots follow the page."""
+    """The page follows the reader's color scheme, and the plots follow the page."""
     page = _written(tmp_path, _runs((None,), 1))
     text = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
     assert "@media (prefers-color-scheme: dark)" in text
@@ -196,7 +197,7 @@ def test_light_and_dark_have_their_colors(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_same_results_leave_the_same_bytes(tmp_path: Path) -> None:
-    """No clock and no chance in the page."""
+    """The page contains no clock time and nothing random."""
     pages = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -206,7 +207,7 @@ def test_the_same_results_leave_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_names_from_files_are_text_and_not_markup(tmp_path: Path) -> None:
-    """A job or policy called like a tag breaks neither the page nor its scripts."""
+    """A job or policy named like a tag breaks neither the page nor its scripts."""
     page = _written(tmp_path, [run("<i>a</i></script>", 9.0, counters=PINS)], title="<b>")
     assert "<i>a</i></script>" in page.text
     assert len(page.figures) == 5
@@ -214,7 +215,7 @@ def test_names_from_files_are_text_and_not_markup(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_plotly_one_sentence_says_what_to_install(tmp_path: Path) -> None:
-    """The library is an extra; nothing else of the command needs it."""
+    """Plotly is an extra; nothing else of the command needs it."""
     write_results(tmp_path / "a.json", ResultFile(runs=[run("a", 9.0)]))
     without = "import sys; sys.modules['plotly'] = None; "
     code = without + "from eval.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -232,7 +233,7 @@ def test_without_plotly_one_sentence_says_what_to_install(tmp_path: Path) -> Non
 def test_a_page_of_nothing_or_nowhere_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No runs, or a path that cannot be written: exit code 1 and the file's name."""
+    """Without runs, or with an unwritable path, there is exit code 1 and the file's name."""
     empty, full = tmp_path / "empty.json", tmp_path / "full.json"
     write_results(empty, ResultFile())
     write_results(full, ResultFile(runs=[run("a", 9.0)]))

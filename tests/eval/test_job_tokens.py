@@ -1,4 +1,4 @@
-"""Made tokens of a job: as many and as far shared as its counts say, for any counts."""
+"""Synthetic tokens of a job have the lengths and shared prefixes that its counts state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTHING: Tokens = np.empty(0, dtype=np.int64)
 
 @st.composite
 def _jobs(draw: st.DrawFn) -> Job:
-    """Prompts of any lengths, each keeping any part of the turn before."""
+    """Prompts of any lengths, each keeping any part of the previous turn."""
     turns: list[Turn] = []
     for _ in range(draw(st.integers(1, 6))):
         held = turns[-1].input_tokens + turns[-1].output_tokens if turns else 0
@@ -27,7 +27,7 @@ def _jobs(draw: st.DrawFn) -> Job:
 
 
 def _replayed(job: Job, seed: int = 0) -> tuple[list[Tokens], list[Tokens]]:
-    """Prompts, and the prompts with their outputs."""
+    """Returns the prompts, and the prompts with their outputs."""
     tokens = JobTokens(job, ALPHABET, seed)
     prompts: list[Tokens] = []
     whole: list[Tokens] = []
@@ -44,7 +44,7 @@ def _num_shared(a: Tokens, b: Tokens) -> int:
 
 @given(_jobs(), st.integers(0, 2**32))
 def test_a_prompt_has_its_length_and_exactly_its_prefix(job: Job, seed: int) -> None:
-    """No token more and no token less is shared with the turn before, and nothing leaves the alphabet."""
+    """Exactly the stated prefix is shared with the previous turn, and all tokens are in the alphabet."""
     prompts, whole = _replayed(job, seed)
     for index, turn in enumerate(job.turns):
         assert len(prompts[index]) == turn.input_tokens
@@ -55,7 +55,7 @@ def test_a_prompt_has_its_length_and_exactly_its_prefix(job: Job, seed: int) -> 
 
 @given(_jobs(), st.integers(0, 2**32))
 def test_a_seed_gives_the_same_tokens_always_and_another_seed_others(job: Job, seed: int) -> None:
-    """Nothing but the job and the seed decides."""
+    """Tokens depend on the job and the seed only."""
     first, second = _replayed(job, seed)[1], _replayed(job, seed)[1]
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     long = Job(job_id="j", source="made", turns=(Turn(input_tokens=99, prefix_tokens=0, output_tokens=1),))
@@ -66,8 +66,8 @@ def test_a_seed_gives_the_same_tokens_always_and_another_seed_others(job: Job, s
 def test_what_a_turn_leaves_open_is_what_the_next_turns_blocks_hold(
     num_blocks: int, tail: int, output: int
 ) -> None:
-    """A tail behind the last full block, and the answer, become full blocks of the next turn: whoever else
-    has these blocks (a sub-agent, say) has the same tokens."""
+    """A partial last block and the answer become full blocks of the next turn; any job with these blocks,
+    such as a sub-agent, has the same tokens."""
     held = 16 * num_blocks + tail + output
     after = (held + 20) // 16
     job = Job(

@@ -1,4 +1,4 @@
-"""The arithmetic of a result, on records made by hand."""
+"""The arithmetic of a result, on hand-made records."""
 
 from __future__ import annotations
 
@@ -54,35 +54,35 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="51",engine="1"} 1
 @pytest.mark.parametrize(
     ("prompt", "cached", "expected"),
     [
-        (400, 200, 20),  # 220 shared, 200 of them found
-        (400, 224, 0),  # more was found than this job had: another job's prefix
-        (400, 0, 220),  # nothing was kept
-        (150, 96, 54),  # the prompt was cut: no more can be shared than there is
+        (400, 200, 20),  # 220 shared, 200 of them found.
+        (400, 224, 0),  # More was found than this job had: another job's prefix.
+        (400, 0, 220),  # Nothing was kept.
+        (150, 96, 54),  # The prompt was cut, so no more can be shared than it has.
     ],
 )
 def test_recomputed_is_what_the_previous_turn_had_and_the_cache_did_not(
     prompt: int, cached: int, expected: int
 ) -> None:
-    """Of the previous turn's 200 prompt and 20 output tokens, those that the cache did not give back."""
+    """Recomputed are those of the previous turn's 200 prompt and 20 output tokens that were not cached."""
     previous = turn("a", 1, 0.0, prompt_tokens=200)
     previous.output_tokens = 20
     assert recomputed_tokens(previous, prompt, cached) == expected
 
 
 def test_a_first_turn_recomputes_nothing() -> None:
-    """What was never computed cannot be recomputed."""
+    """A first turn has nothing to recompute."""
     assert recomputed_tokens(None, 5000, 0) == 0
 
 
 def test_a_distribution_of_nothing_is_none_and_of_something_is_exact() -> None:
-    """Percentiles interpolate; a mean of nothing is not zero."""
+    """Percentiles are interpolated; without values the mean is None, not zero."""
     assert Distribution.of([]) is None
     found = Distribution.of(float(x) for x in range(101))
     assert found == Distribution(count=101, mean=50.0, p50=50.0, p95=95.0, p99=99.0, max=100.0)
 
 
 def test_a_run_is_summed_up() -> None:
-    """First and returning turns are apart; failed turns count as errors and nowhere else."""
+    """First and returning turns are separate; failed turns count as errors only."""
     pinned = turn("a", 1, 1.0, 2.0, receipt=TurnReceipt(request_id="r", job_id="a", turn=1, ttl_s=3.0))
     returned = turn("a", 2, 4.0, 0.5, prompt_tokens=150, cached_tokens=96, recomputed_tokens=14)
     unlike = turn("b", 1, 0.0, 4.0, as_recorded=False)
@@ -114,7 +114,7 @@ def test_a_run_is_summed_up() -> None:
 
 
 def test_goodput_counts_turns_within_the_limit_and_their_tokens() -> None:
-    """Of TTFTs of 1, 3 and 5 s over 10 s, two are within 3 s: the limit itself is good."""
+    """Of TTFTs of 1, 3 and 5 s over 10 s, two are within 3 s: the limit itself counts as good."""
     turns = [turn("a", i, 0.0, ttft_s, output_tokens=10 * i) for i, ttft_s in ((1, 1.0), (2, 3.0), (3, 5.0))]
     result = summarize(SETTING, [job("a", 0.0, 10.0)], turns, EngineCounters(), ttft_limit_s=3.0)
     assert (result.ttft_limit_s, result.goodput_turns_per_s, result.goodput_tokens_per_s) == (3.0, 0.2, 3.0)
@@ -122,7 +122,7 @@ def test_goodput_counts_turns_within_the_limit_and_their_tokens() -> None:
 
 
 def test_the_longest_wait_is_in_the_queue_where_the_run_tells() -> None:
-    """A simulation sees the queue; of a server only the first token is seen."""
+    """A simulation reports the queue; for a server only the first token is known."""
     jobs = [job("a", 0.0, 10.0)]
     seen = [turn("a", 1, 0.0, 5.0, queued_s=1.5), turn("a", 2, 6.0, 2.0, queued_s=0.25)]
     assert summarize(SETTING, jobs, seen, EngineCounters()).longest_wait_s == 1.5
@@ -131,7 +131,7 @@ def test_the_longest_wait_is_in_the_queue_where_the_run_tells() -> None:
 
 
 def test_memory_held_for_nothing_is_what_no_turn_took_over() -> None:
-    """30 block-seconds expired and 10 were revoked, of 16 tokens: 640, of a pool of 16,000."""
+    """30 block-seconds expired and 10 were revoked, of 16 tokens each: 640 token-seconds, of 16,000."""
     held = {"handed_over": 500.0, "expired": 30.0, "revoked": 10.0}
     counters = EngineCounters(block_size=16, num_blocks=100, pin_block_s=held)
     result = summarize(SETTING, [job("a", 0.0, 10.0)], [], counters)
@@ -141,7 +141,7 @@ def test_memory_held_for_nothing_is_what_no_turn_took_over() -> None:
 
 
 def test_computed_prefill_is_the_engines_count_where_it_keeps_one() -> None:
-    """Else it is the prompt less what the cache gave, by the server's usage."""
+    """Without an engine's count, prefill is the prompt minus cached tokens, from the server's usage."""
     turns, jobs = [turn("a", 1, 0.0, cached_tokens=64)], [job("a", 0.0, 10.0)]
     assert summarize(SETTING, jobs, turns, EngineCounters()).computed_prefill_tokens == 36
     counted = EngineCounters(computed_prefill_tokens=50)
@@ -149,7 +149,7 @@ def test_computed_prefill_is_the_engines_count_where_it_keeps_one() -> None:
 
 
 def test_a_run_of_nothing_has_no_rates() -> None:
-    """Nothing is divided by zero, and nothing unknown passes for zero."""
+    """Nothing is divided by zero, and unknown values are not zero."""
     result = summarize(SETTING, [], [], EngineCounters())
     rates = (result.jobs_per_hour, result.output_tokens_per_s, result.goodput_turns_per_s, result.hit_rate)
     assert rates == (None, None, None, None)
@@ -157,7 +157,8 @@ def test_a_run_of_nothing_has_no_rates() -> None:
 
 
 def test_detail_is_bounded_and_from_the_middle_of_the_run() -> None:
-    """However long a run is, a plot gets some jobs in full and a few hundred samples; without, none."""
+    """For a run of any length a plot gets some jobs in full and a few hundred samples; without detail
+    none."""
     jobs = [job(f"j{i:03}", float(i), i + 5.0) for i in range(100)]
     turns = [turn(each.job_id, 1, each.start_s, 2.0, queued_s=0.5) for each in jobs]
     many = Occupancy(time_s=[float(i) for i in range(1200)], free=list(range(1200)))
@@ -174,7 +175,7 @@ def test_detail_is_bounded_and_from_the_middle_of_the_run() -> None:
 
 
 def test_counters_of_a_server_are_differences_between_two_readings() -> None:
-    """Two engines of 100 and 50 usable blocks; what did not change between the readings is left out."""
+    """Two engines of 100 and 50 usable blocks are summed; unchanged counters are left out."""
     counters = ServerMetrics.parse(AFTER).counters_since(ServerMetrics.parse(BEFORE))
     assert counters.num_preemptions == 1
     assert counters.pins_ended == {"revoked": 1, "handed_over": 4}
@@ -183,7 +184,7 @@ def test_counters_of_a_server_are_differences_between_two_readings() -> None:
 
 
 def test_the_same_runs_leave_the_same_bytes_and_read_back_equal(tmp_path: Path) -> None:
-    """A result has no clock and no host in it, and the order of its counters does not matter."""
+    """A result contains no clock time or host name, and does not depend on the order of its counters."""
     paths = [tmp_path / "deep" / name for name in ("a.json", "b.json")]
     for path, pins in zip(paths, ({"expired": 1, "revoked": 2}, {"revoked": 2, "expired": 1}), strict=True):
         runs = [run("fcfs", 10.0, counters=EngineCounters(pins_ended=pins)), run("oracle", 5.0)]
@@ -196,7 +197,7 @@ def test_the_same_runs_leave_the_same_bytes_and_read_back_equal(tmp_path: Path) 
 
 
 def test_an_older_result_has_todays_names(tmp_path: Path) -> None:
-    """A pin that was revoked used to be called broken."""
+    """Old results call revoked pins broken."""
     path = tmp_path / "old.json"
     pins = EngineCounters(pins_ended={"revoked": 2, "expired": 1})
     write_results(path, ResultFile(runs=[run("fcfs", 10.0, counters=pins)]))
@@ -219,7 +220,7 @@ def test_an_older_result_has_todays_names(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_no_result_is_one_sentence(tmp_path: Path, content: bytes | None, told: str) -> None:
-    """It names the file and what is wrong with it."""
+    """The error names the file and the fault."""
     path = tmp_path / "x.json"
     if content is not None:
         path.write_bytes(content)
@@ -229,7 +230,7 @@ def test_a_file_that_is_no_result_is_one_sentence(tmp_path: Path, content: bytes
 
 
 def test_gauges_tell_whether_a_server_is_idle() -> None:
-    """Nothing runs and nothing waits, as far as it says."""
+    """A server is idle if nothing runs or waits, as far as it reports."""
     assert ServerMetrics.parse(AFTER).idle
     assert ServerMetrics.parse(AFTER).kv_usage == 0.25
     assert ServerMetrics.parse(AFTER).pins == 1
@@ -237,7 +238,7 @@ def test_gauges_tell_whether_a_server_is_idle() -> None:
 
 
 def test_a_series_that_a_server_lacks_is_unknown_not_zero() -> None:
-    """Another engine's metrics leave our numbers empty."""
+    """Metrics of another engine leave our figures unknown."""
     other = ServerMetrics.parse("# TYPE up gauge\nup 1\n")
     assert (other.pins, other.kv_usage, other.pins_ended) == (None, None, {})
     assert other.preemptions_since(other) is None

@@ -1,4 +1,4 @@
-"""The load generator against a server of another make, that refuses what it does not know."""
+"""The load generator against another server, which refuses unknown fields."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def _counts(folder: Path, num_jobs: int = 2) -> str:
 
 
 def test_prompts_have_the_recorded_counts_and_go_on_from_the_servers_own_answers(tmp_path: Path) -> None:
-    """Token prompts as long as recorded, of ordinary tokens; each starts with the last one and its answer."""
+    """Token prompts have the recorded lengths and ordinary tokens; each starts with the last one and the
+    server's answer."""
     with OtherServer(Behaviour(adds_bos=True)) as server:
         result = _bench(server, tmp_path, "--workload", _counts(tmp_path, num_jobs=1))
         first, second, third = (turn["prompt"] for turn in server.turns)
@@ -53,7 +54,7 @@ def test_prompts_have_the_recorded_counts_and_go_on_from_the_servers_own_answers
 
 @pytest.mark.slow
 def test_a_server_of_which_nothing_is_known_gets_standard_fields_only(tmp_path: Path) -> None:
-    """No field, no header and no endpoint beyond OpenAI's is needed, with texts as with counts."""
+    """Only OpenAI's fields, headers and endpoints are needed, with texts as with counts."""
     plain = Behaviour(owned_by="somebody", fields=STANDARD, tokenizes=False)
     with OtherServer(plain) as server:
         counts = _bench(server, tmp_path, "--workload", _counts(tmp_path), "--token-ids", "50:90")
@@ -73,7 +74,7 @@ def test_a_server_of_which_nothing_is_known_gets_standard_fields_only(tmp_path: 
 
 @pytest.mark.slow
 def test_counts_can_be_chats_of_made_text(tmp_path: Path) -> None:
-    """With ``--api chat`` texts are made, with nearly the recorded number of tokens; history only grows."""
+    """With ``--api chat`` synthetic texts have about the recorded numbers of tokens; history only grows."""
     with OtherServer(Behaviour()) as server:
         _bench(server, tmp_path, "--workload", _counts(tmp_path, 1), "--api", "chat")
         chats = [turn["messages"] for turn in server.turns]
@@ -85,7 +86,7 @@ def test_counts_can_be_chats_of_made_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("identity", ["session_id", "X-Session-ID", "none"])
 def test_a_job_is_named_as_asked_or_not_at_all(tmp_path: Path, identity: str) -> None:
-    """One name per job, the same for all its turns, in the field or header that was chosen."""
+    """Each job has one name in all its turns, in the chosen field or header."""
     with OtherServer(Behaviour()) as server:
         _bench(server, tmp_path, "--workload", _counts(tmp_path), "--identity", identity)
         fields = [turn.get("session_id") for turn in server.turns]
@@ -97,7 +98,8 @@ def test_a_job_is_named_as_asked_or_not_at_all(tmp_path: Path, identity: str) ->
 
 @pytest.mark.slow
 def test_the_key_and_extra_fields_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bearer token from the flag or the environment, told in no result; and any field the user asks for."""
+    """The bearer token of a flag or the environment is sent and is in no result; extra fields are sent
+    too."""
     locked = Behaviour(api_key="sesame", fields=STANDARD | {"top_k"}, owned_by="somebody")
     with OtherServer(locked) as server:
         arguments = ["--workload", _counts(tmp_path, 1), "--extra-body", '{"top_k": 5}']
@@ -115,7 +117,7 @@ def test_the_key_and_extra_fields_are_sent(tmp_path: Path, monkeypatch: pytest.M
 def test_a_busy_server_is_an_error_unless_one_may_ask_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """HTTP 503 fails the turn, in the server's words; ``--retry-busy`` waits as told and asks again."""
+    """HTTP 503 fails the turn with the server's words; ``--retry-busy`` waits as instructed and retries."""
     workload = _counts(tmp_path, 1)
     with OtherServer(Behaviour(busy_times=1)) as server:
         assert _bench(server, tmp_path, "--workload", workload, expect=1).num_completed_jobs == 0
@@ -136,7 +138,7 @@ def test_a_busy_server_is_an_error_unless_one_may_ask_again(
 def test_an_answer_that_cannot_be_read_fails_its_turn_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stream: bytes
 ) -> None:
-    """Whatever the bytes: the other jobs go on, and the result says how many turns failed."""
+    """For any bytes the other jobs go on, and the result counts the failed turns."""
     with OtherServer(Behaviour(stream=stream)) as server:
         result = _bench(server, tmp_path, "--workload", _counts(tmp_path, 3), expect=1)
     assert (result.num_turns, result.num_errors) == (0, 3)
@@ -144,7 +146,7 @@ def test_an_answer_that_cannot_be_read_fails_its_turn_only(
 
 
 def test_answers_without_counts_are_said(tmp_path: Path) -> None:
-    """Some servers send no usage: times are right all the same, tokens are not known to be none."""
+    """For servers without usage, times are right and token counts are unknown, not zero."""
     stream = b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'
     with OtherServer(Behaviour(stream=stream)) as server:
         result = _bench(server, tmp_path, "--workload", _counts(tmp_path, 1))
@@ -162,7 +164,7 @@ def test_answers_without_counts_are_said(tmp_path: Path) -> None:
     ],
 )
 def test_metrics_that_are_none_are_unknown_figures(tmp_path: Path, metrics: bytes) -> None:
-    """A server may show a page of its own under /metrics, or have nothing to count yet; the run goes on."""
+    """An unrelated page under /metrics, or an empty one, does not stop the run."""
     with OtherServer(Behaviour(metrics=metrics)) as server:
         result = _bench(server, tmp_path, "--workload", _counts(tmp_path, 1))
     assert (result.num_completed_jobs, result.num_preemptions, result.kv_usage_at_end) == (1, None, None)
@@ -171,7 +173,7 @@ def test_metrics_that_are_none_are_unknown_figures(tmp_path: Path, metrics: byte
 def test_a_server_that_goes_away_ends_the_run_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What had ended is summed up, the count is told, and nobody goes on asking."""
+    """Ended turns are summarized, the count is reported, and no further request is sent."""
     with OtherServer(Behaviour(break_after=4)) as server:
         arguments = ["--workload", _counts(tmp_path, 3), "--concurrency", "1"]
         result = _bench(server, tmp_path, *arguments, expect=1)
@@ -203,7 +205,7 @@ def test_a_server_that_goes_away_ends_the_run_in_one_sentence(
 def test_what_cannot_be_done_is_refused_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
 ) -> None:
-    """Before a turn is sent."""
+    """The refusal comes before any turn is sent."""
     with OtherServer(Behaviour()) as server:
         command = ["bench", "--base-url", server.base_url, "--workload", _counts(tmp_path)]
         of_options = ("--resume", "--arrivals", "--warmup-jobs", "--warmup-s")
@@ -216,8 +218,8 @@ def test_what_cannot_be_done_is_refused_in_one_sentence(
 def test_ctrl_c_sums_up_and_the_rest_can_be_done_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 130 with a result; a cut last line is dropped with a word, only what is missing is replayed,
-    and the result of the resumed run covers all."""
+    """Ctrl-C gives exit code 130 with a result. On resuming, a partial last line is dropped with a note, only
+    the rest is replayed, and the result covers everything."""
     workload = _counts(tmp_path, 4)
     files = [
         *("--records", str(tmp_path / "records.jsonl")),
@@ -246,18 +248,18 @@ def test_ctrl_c_sums_up_and_the_rest_can_be_done_later(
     assert sorted((turn.job_id, turn.turn) for turn in recorded.turns) == [
         (f"job-{job}", turn) for job in range(4) for turn in (1, 2, 3)
     ]
-    # Time goes on where the first part ended.
+    # Time continues from the end of the first part.
     assert min(job.start_s for job in recorded.jobs[2:]) >= max(job.end_s for job in recorded.jobs[:2])
 
 
 @pytest.mark.slow
 def test_a_full_disk_ends_the_records_and_not_the_run(tmp_path: Path) -> None:
-    """The jobs are all replayed and summed up; exit code 1, one sentence, and a file to go on from."""
+    """All jobs are replayed and summarized; exit code 1, one sentence, and a file to resume from."""
     path = tmp_path / "records.jsonl"
     with OtherServer(Behaviour()) as server:
         flags = ["--base-url", server.base_url, "--workload", _counts(tmp_path, 4), "--records", str(path)]
         command = shlex.join([sys.executable, "-m", "eval.cli", "bench", *flags])
-        # A limit on the size of files, in KiB, stands for the disk.
+        # A limit on the size of files, in KiB, stands in for a full disk.
         ended = subprocess.run(
             ["bash", "-c", f"ulimit -f 2; {command}"], capture_output=True, text=True, check=False
         )
@@ -273,7 +275,7 @@ def test_a_full_disk_ends_the_records_and_not_the_run(tmp_path: Path) -> None:
 def test_records_that_cannot_be_begun_leave_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder has that name: a sentence before a turn is sent, and no file beside it."""
+    """If a folder has the file's name, there is one sentence before any turn, and no other file."""
     folder = tmp_path / "records"
     folder.mkdir()
     workload = _counts(tmp_path)
@@ -289,7 +291,7 @@ def test_records_that_cannot_be_begun_leave_nothing(
 def test_the_records_of_another_run_are_not_gone_on_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The refusal names what differs; so it does for a file that is no run's, or is wrong in the middle."""
+    """The error names what differs; a foreign or damaged file is refused too."""
     path = tmp_path / "records.jsonl"
     with OtherServer(Behaviour()) as server:
         command = ["bench", "--base-url", server.base_url, "--workload", _counts(tmp_path)]
@@ -322,7 +324,7 @@ def test_a_job_that_is_too_long_is_cut_or_left_out_and_both_are_said(tmp_path: P
 
 
 def test_sub_agents_start_when_the_turn_ends_and_are_waited_for(tmp_path: Path) -> None:
-    """The parent's next turn comes after the last answer of all that it started, whatever the concurrency."""
+    """The parent's next turn follows the last answer of all jobs it started, for any concurrency."""
     parent = count_job("parent")
     turns = (replace(parent.turns[0], spawns=("child-a", "child-b")), *parent.turns[1:])
     children = [replace(count_job(name), parent_job="parent") for name in ("child-a", "child-b")]
@@ -339,7 +341,7 @@ def test_sub_agents_start_when_the_turn_ends_and_are_waited_for(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_the_warm_up_is_replayed_but_not_counted(tmp_path: Path) -> None:
-    """Its jobs are in the records, marked; the result is of the others, whose time begins at 0."""
+    """Jobs of the warm-up are marked in the records; the result has only the others, timed from 0."""
     with OtherServer(Behaviour()) as server:
         arguments = ["--workload", _counts(tmp_path, 3), "--concurrency", "1", "--warmup-jobs", "1"]
         result = _bench(server, tmp_path, *arguments)
@@ -353,7 +355,7 @@ def test_the_warm_up_is_replayed_but_not_counted(tmp_path: Path) -> None:
 def test_a_warm_up_longer_than_the_run_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody knew before, as jobs waited for a place: a table of dashes has its reason below it."""
+    """The reason appears below the table of dashes, as it was not known before: jobs waited for slots."""
     with OtherServer(Behaviour()) as server:
         arguments = ["--workload", _counts(tmp_path), "--concurrency", "1", "--warmup-s", "1000"]
         result = _bench(server, tmp_path, *arguments, expect=1)
@@ -364,7 +366,7 @@ def test_a_warm_up_longer_than_the_run_is_an_error(
 
 @pytest.mark.slow
 def test_an_open_loop_lets_jobs_in_at_its_times(tmp_path: Path) -> None:
-    """The same seed gives the same arrivals; no job starts before its own."""
+    """The same seed gives the same arrivals; no job starts before its arrival."""
     with OtherServer(Behaviour()) as server:
         arguments = ["--workload", _counts(tmp_path, 5), "--rate", "20", "--seed", "3"]
         result = _bench(server, tmp_path, *arguments)
@@ -375,7 +377,7 @@ def test_an_open_loop_lets_jobs_in_at_its_times(tmp_path: Path) -> None:
 
 
 def test_records_are_lines_with_a_kind(tmp_path: Path) -> None:
-    """The run first, then turns and jobs as they ended: for jq, pandas and the next reader."""
+    """Each line has a kind: the run first, then turns and jobs as they ended, for jq, pandas and others."""
     with OtherServer(Behaviour()) as server:
         _bench(server, tmp_path, "--workload", _counts(tmp_path, 1))
     lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_bytes().splitlines()]

@@ -1,4 +1,4 @@
-"""No command writes over what it reads, or one of its results over another."""
+"""No command overwrites its input, or one of its results with another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIMULATE = "simulate --jobs 3 --policies fcfs --processes 1 --workload"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With jobs, a result and a profile in it, where the commands are called."""
+    """A folder with jobs, a result and a profile, in which the commands run."""
     monkeypatch.chdir(tmp_path)
     write_jobs(Path("jobs.jsonl"), load_jobs("bfcl", 5, 0))
     write_results(Path("result.json"), ResultFile(runs=[run("fcfs", 9.0)]))
@@ -60,11 +60,11 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_read_is_not_written_over(
     folder: Path, capsys: pytest.CaptureFixture[str], command: str, options: str
 ) -> None:
-    """By whatever path, link or mix the file is named: one sentence with both options, and it stays."""
+    """A file named by any path, link or mix is refused with both options, and stays."""
     kept = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert main(command.split()) == 1
     told = capsys.readouterr().err
-    assert f"{options} are one file, " in told
+    assert f"{options} are the same file, " in told
     assert told.count("\n") == 1
     assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == kept
 
@@ -82,9 +82,9 @@ def test_what_is_read_is_not_written_over(
 def test_no_result_is_written_over_another(
     folder: Path, capsys: pytest.CaptureFixture[str], command: str, options: str
 ) -> None:
-    """Before anything runs; none is begun."""
+    """The refusal comes before anything runs or is created."""
     assert main(command.split()) == 1
-    assert f"{options} are one file, q: one result would be lost." in capsys.readouterr().err
+    assert f"{options} are the same file, q: one result would be lost." in capsys.readouterr().err
     assert not (folder / "q").exists()
 
 
@@ -97,16 +97,16 @@ def test_no_result_is_written_over_another(
     ],
 )
 def test_a_trace_is_not_written_over(trace: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
-    """Nor where it was named by the folder it lies in."""
+    """A trace named by its folder is refused too."""
     kept = trace.read_bytes()
     for read in (trace, trace.parent):
         assert main(command.format(read, trace).split()) == 1
-        assert "FILE and --out are one file, " in capsys.readouterr().err
+        assert "FILE and --out are the same file, " in capsys.readouterr().err
     assert trace.read_bytes() == kept
 
 
 def test_a_table_does_not_replace_the_trace(trace: Path, tmp_path: Path) -> None:
-    """Also where the trace has a table's name."""
+    """The refusal holds also if the trace has a table's name."""
     copy = tmp_path / "turns.csv"
     copy.write_bytes(trace.read_bytes())
     for out in (copy, tmp_path):
@@ -115,7 +115,7 @@ def test_a_table_does_not_replace_the_trace(trace: Path, tmp_path: Path) -> None
 
 
 def test_what_keeps_nothing_may_be_named_twice(folder: Path) -> None:
-    """As who wants only the table does."""
+    """/dev/null and the like may be named twice."""
     assert main(f"{SIMULATE} bfcl --json /dev/null --trace /dev/null".split()) == 0
 
 
@@ -124,10 +124,10 @@ def test_what_keeps_nothing_may_be_named_twice(folder: Path) -> None:
 def test_a_demo_does_not_read_what_it_writes_anew(
     folder: Path, capsys: pytest.CaptureFixture[str], file: str, mixed_with: str
 ) -> None:
-    """The records of an earlier demo are replayed into another folder."""
+    """The records of an earlier demo can be replayed into another folder only."""
     Path(file).parent.mkdir(exist_ok=True)
     Path(file).write_bytes(Path("jobs.jsonl").read_bytes())
     assert main(["demo", "--workload", mixed_with + file, "--out", "sub"]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"continuum: --workload {file} lies in the folder of --out, ")
+    assert told.startswith(f"continuum: --workload {file} is in the folder of --out, ")
     assert Path(file).read_bytes() == Path("jobs.jsonl").read_bytes()

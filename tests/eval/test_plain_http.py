@@ -1,4 +1,4 @@
-"""The connection of the benchmarks: kept for as long as the server keeps it."""
+"""The connection of the benchmarks, which is kept as long as the server keeps it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def test_a_connection_is_opened_again_only_if_the_server_closes_it(header: str, 
 
 
 async def count_connections(header: str) -> int:
-    """Of so many requests one after another to a server that answers with this header."""
+    """The number of connections used for ``num_requests`` sequential requests to a server with this
+    header."""
     served: list[asyncio.Event] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

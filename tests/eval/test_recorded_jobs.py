@@ -1,4 +1,4 @@
-"""Sixteen recorded agent jobs at once through the command line: what pins are for, on real input."""
+"""Sixteen recorded agent jobs at once through the command line: the benefit of pins on real input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ RECORDED = Path(__file__).parents[3] / "shared" / "workloads" / "miniswe-gemini3
 @pytest.mark.shared
 @pytest.mark.timeout(300)
 def test_sixteen_jobs_at_once_recompute_less_under_continuum(tmp_path: Path) -> None:
-    """No error, every block back, and fewer tokens recomputed than under fcfs on the same pool."""
+    """There is no error, every block is free at the end, and fewer tokens are recomputed than under fcfs with
+    the same pool."""
     if not RECORDED.exists():
         pytest.skip("the recorded jobs (../shared/workloads) are not here")
     arguments = [
@@ -35,7 +36,7 @@ def test_sixteen_jobs_at_once_recompute_less_under_continuum(tmp_path: Path) -> 
         assert result.kv_usage_at_end == 0
     assert told(continuum.recomputed_tokens) < 0.5 * told(fcfs.recomputed_tokens)
     assert continuum.pins_ended["handed_over"] > 0
-    # What the engine traced and what the client recorded are the same jobs, and can be run again.
+    # The engine's trace and the client's records have the same jobs, and both can be run again.
     traced, recorded = (
         load_jobs(str(tmp_path / "continuum" / file), None, None) for file in ("trace.jsonl", "records.jsonl")
     )

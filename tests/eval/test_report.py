@@ -1,4 +1,4 @@
-"""What a reader sees in the terminal: figures side by side or a line per policy, ratios, what was assumed."""
+"""The terminal report: figures side by side or a line per policy, ratios and assumptions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _unwrapped(text: str) -> str:
 
 
 def test_two_policies_stand_side_by_side_with_their_ratio() -> None:
-    """Each number is in its column, the second over the first is in the last, unknown ones are a dash."""
+    """Each number is in its column, the ratio of second to first is last, and unknown values are dashes."""
     pinning = EngineCounters(pins_ended={"handed_over": 12, "expired": 3})
     table = render([run("fcfs", 20.0), run("continuum", 10.0, cached_tokens=75, counters=pinning)])
     assert table.splitlines()[:2] == ["at all jobs at once (1 seed)", table.splitlines()[1]]
@@ -39,7 +39,7 @@ def test_two_policies_stand_side_by_side_with_their_ratio() -> None:
 
 
 def test_a_figure_over_seeds_is_a_mean_with_its_interval() -> None:
-    """Of 10, 12 and 14 s: 12 ± t(2)·2/√3, as scipy has it; ratios are by seed, here all alike."""
+    """The mean of 10, 12 and 14 s is 12 ± t(2)·2/√3, as in scipy; ratios are per seed, here all equal."""
     before = [run("fcfs", seconds_, seed=seed) for seed, seconds_ in enumerate((10.0, 12.0, 14.0))]
     after = [run("oracle", seconds_ / 2, seed=seed) for seed, seconds_ in enumerate((10.0, 12.0, 14.0))]
     table = render([*before, *after])
@@ -57,7 +57,7 @@ def test_the_quantile_is_students(degrees: int) -> None:
 
 
 def test_a_mean_agrees_with_scipys_interval_and_one_value_has_none() -> None:
-    """The same formula by another hand."""
+    """An independent implementation gives the same interval."""
     values = [3.1, 4.7, 4.4, 5.2, 2.9]
     found = mean_interval(values)
     low, high = stats.t.interval(0.95, 4, loc=found.value, scale=stats.sem(values))
@@ -68,7 +68,7 @@ def test_a_mean_agrees_with_scipys_interval_and_one_value_has_none() -> None:
 
 
 def test_pairs_take_out_what_seeds_differ_in() -> None:
-    """Seeds of 10 and 1000 s, both halved: the ratio is 0.5 exactly, though the means hardly overlap."""
+    """For seeds of 10 and 1000 s, both halved, the ratio is exactly 0.5, though the means hardly overlap."""
     found = ratio_interval([(10.0, 5.0), (1000.0, 500.0), (90.0, 45.0)])
     assert found is not None
     for value in (found.value, found.low, found.high):
@@ -106,13 +106,13 @@ def test_many_runs_are_a_line_per_policy_within_the_terminals_width() -> None:
 
 
 def test_equal_values_are_not_called_best() -> None:
-    """Where all are alike as they are written, none has a star."""
+    """If all values are equal as printed, none has a star."""
     runs = [run(name, 9.0, jobs_per_s=rate) for rate in (1.0, 2.0) for name in ("a", "b")]
     assert "*" not in render(runs).split("marks the best")[0].rstrip("* \n")
 
 
 def test_a_policy_that_did_not_run_at_a_load_is_said_and_not_invented() -> None:
-    """Its line is left out there, and a sentence says so."""
+    """The line is left out there, and a sentence says so."""
     runs = [run("a", 9.0, jobs_per_s=1.0), run("a", 9.0, jobs_per_s=2.0), run("b", 8.0, jobs_per_s=1.0)]
     table = render(runs)
     assert sum(line.startswith("  b ") for line in table.splitlines()) == 1
@@ -120,7 +120,7 @@ def test_a_policy_that_did_not_run_at_a_load_is_said_and_not_invented() -> None:
 
 
 def test_runs_without_a_common_seed_have_a_ratio_without_an_interval() -> None:
-    """Nothing can be paired, so only the means are compared; a sentence says why."""
+    """Without pairs only the means are compared; a sentence says why."""
     runs = [run("a", 10.0, seed=1), run("a", 30.0, seed=2), run("b", 10.0, seed=3), run("b", 20.0, seed=4)]
     table = render(runs)
     assert _row(table, "job completion, mean s")[-1] == "0.75x"
@@ -137,7 +137,7 @@ def test_runs_of_one_seed_that_are_repeated_pair_in_their_order() -> None:
 
 
 def test_what_else_differs_is_said_in_words() -> None:
-    """Workload, model, hardware, replicas, and whether it was simulated at all."""
+    """The report states differences in workload, model, hardware, replicas, and simulation or measurement."""
     other = run(
         "b",
         9.0,
@@ -161,7 +161,7 @@ def test_what_else_differs_is_said_in_words() -> None:
 
 
 def test_assumptions_are_printed_once_and_name_whose_they_are() -> None:
-    """A reader who quotes a number has seen what was not measured."""
+    """A reader who quotes a number sees what was assumed."""
     first, second = run("a", 9.0), run("b", 9.0)
     second.notes.append("no job ids were sent")
     table = render([first, second])
@@ -182,7 +182,7 @@ def test_notes_that_differ_only_in_numbers_are_one() -> None:
 
 
 def test_failures_unlike_answers_and_cut_jobs_come_first() -> None:
-    """A server that ignores forced tokens, jobs that did not fit or failed are not passed over."""
+    """Ignored forced tokens, and jobs that did not fit or failed, are reported first."""
     result = run("other", 9.0)
     result.num_unlike_recording, result.num_cut_jobs, result.num_errors, result.num_completed_jobs = (
         7,
@@ -197,7 +197,7 @@ def test_failures_unlike_answers_and_cut_jobs_come_first() -> None:
 
 
 def test_policies_of_one_name_are_told_apart_by_what_differs() -> None:
-    """By the model where that differs, else by the file; a policy is set against its namesake."""
+    """Policies of one name get the model if it differs, else the file; each is compared with its namesake."""
     small, large = run("fcfs", 8.0, model="8b"), run("fcfs", 70.0, model="70b")
     assert [one.label for one in Comparison([ResultFile(runs=[small, large])]).series] == [
         *("fcfs (8b)", "fcfs (70b)"),
@@ -216,7 +216,7 @@ def test_policies_of_one_name_are_told_apart_by_what_differs() -> None:
 
 
 def test_numbers_have_about_four_digits() -> None:
-    """A column stays narrow, and an interval has the decimals of its value."""
+    """Columns stay narrow, and an interval has as many decimals as its value."""
     assert [seconds(x) for x in (1.234, 99.99, 123.45, 1234.5)] == ["1.23", "99.99", "123.5", "1,234"]
     assert seconds(0.123, like=1234.0) == "0"
     assert [count(x) for x in (3.0, 3.25, 1234.5)] == ["3", "3.2", "1,234"]
@@ -224,5 +224,5 @@ def test_numbers_have_about_four_digits() -> None:
 
 
 def test_no_runs_are_said() -> None:
-    """An empty result is a sentence, not an empty table."""
+    """An empty result gives a sentence, not an empty table."""
     assert render([]) == "No runs."

@@ -1,4 +1,4 @@
-"""``continuum reproduce``: the paper's settings in simulation, ours beside what it published."""
+"""``continuum reproduce``: the paper's settings in simulation, our results next to the published ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ABLATION_STEPS = (("fixed-ttl:2", "program-fcfs", 1640 / 1180), ("paper", "fixed
 
 
 def setting(name: str, place: int) -> Setting:
-    """Of a figure, by its place there."""
+    """The setting of a figure, by its place there."""
     return next(figure for figure in FIGURES if figure.name == name).settings[place]
 
 
@@ -57,7 +57,7 @@ def seconds(one: Setting, policy: str) -> float | None:
 
 @pytest.mark.parametrize("row", SECONDS.strip().splitlines())
 def test_the_published_delays_are_the_papers(row: str) -> None:
-    """Each number stands where the paper's plot has it."""
+    """Each number is at its place in the paper's plot."""
     name, place, model, gpus, rate, *delays = row.split()
     found = setting(name, int(place))
     assert found.model == f"llama-3.1-{model}"
@@ -70,7 +70,7 @@ def test_the_published_delays_are_the_papers(row: str) -> None:
 
 
 def test_multiples_follow_from_the_delays_or_are_the_printed_ones() -> None:
-    """As section 1.5 has them: 1.65x and 1.04x, 3.7x at 50.6 turns, the ablation's steps, the preview's."""
+    """The multiples are section 1.5's: 1.65x and 1.04x, 3.7x at 50.6 turns, the ablation's, the preview's."""
     expected = [
         ("fig8-swe", 1, "paper", 1.65),
         ("fig8-swe", 2, "paper", 1.55),
@@ -101,7 +101,7 @@ def test_multiples_follow_from_the_delays_or_are_the_printed_ones() -> None:
 
 
 def test_host_memory_becomes_tokens_of_kv() -> None:
-    """200 GB beside each B200, 100 GB beside an A100: 128 KiB a token of the 8B model, 320 KiB of the 70B."""
+    """200 GB per B200 and 100 GB per A100, at 128 KiB a token of the 8B model and 320 KiB of the 70B."""
     tokens = [plan_of(setting("fig10-swe", place), 100).host_kv_tokens for place in (0, 1, 2)]
     assert tokens == [800 * 10**9 // 327_680, 200 * 10**9 // 131_072, 100 * 10**9 // 131_072]
     plan = plan_of(setting("fig8-swe", 0), 100)
@@ -119,11 +119,11 @@ def test_host_memory_becomes_tokens_of_kv() -> None:
         (1.65, 1.65 / 1.21, None, None, Verdict.LESS),
         (1.65, 1.3, 1.0, 1.7, Verdict.UNDECIDED),
         (1.65, 1.3, 1.2, 1.4, Verdict.LESS),
-        (1.15, 1.0, None, None, Verdict.LESS),  # within 20 %, but the gain is not there
+        (1.15, 1.0, None, None, Verdict.LESS),  # Within 20 %, but without the gain.
         (1.15, 1.08, None, None, Verdict.REPRODUCED),
-        (1.04, 1.0, None, None, Verdict.REPRODUCED),  # next to no gain was published
+        (1.04, 1.0, None, None, Verdict.REPRODUCED),  # Almost no gain was published.
         (1.04, 0.85, None, None, Verdict.LESS),
-        (0.85, 1.0, None, None, Verdict.MORE),  # the loss is not there
+        (0.85, 1.0, None, None, Verdict.MORE),  # Without the loss.
         (0.57, 0.6, None, None, Verdict.REPRODUCED),
         (1.0, 1.0, None, None, Verdict.REPRODUCED),
     ],
@@ -131,7 +131,7 @@ def test_host_memory_becomes_tokens_of_kv() -> None:
 def test_a_multiple_comes_out_near_the_published_one(
     published: float, ours: float, low: float | None, high: float | None, verdict: Verdict
 ) -> None:
-    """Within 20 % and with half of the difference; else the interval may leave it open."""
+    """A multiple must be within 20 % and have half of the difference; else the interval may leave it open."""
     assert verdict_of(published, Estimate(ours, low, high), tolerance=1.2) is verdict
 
 
@@ -143,8 +143,8 @@ def point(
     pins: dict[str, int] | None = None,
     held: RetentionTimes | None = None,
 ) -> Point:
-    """fcfs takes 30 s, twice what was published for ``policy``; of 100 reusable tokens ``cached`` were
-    cached under each of the two."""
+    """A point where fcfs takes 30 s; published are 200 s for it and 100 s for ``policy``. Of 100 reusable
+    tokens, ``cached`` were cached under each."""
     counters = EngineCounters(block_size=16, num_blocks=100, pins_ended=pins or {})
     published = (
         Published(system="vLLM", policy="fcfs", seconds=200.0),
@@ -233,7 +233,7 @@ LETS_GO = RetentionTimes.of([Decision(0.0, 0.5, 0.25), Decision(1.0, 0.5, 0.75)]
 def test_what_does_not_come_out_is_explained_by_the_runs(
     of: Point, policy: str, verdict: Verdict, told: str
 ) -> None:
-    """Memory that is not short, a rule that does not hold, pins that end early: each with its figures."""
+    """Reasons are memory that is not short, a rule that pins nothing, or pins that end early."""
     found = outcome(of, policy, tolerance=1.2)
     assert found is not None
     assert found.verdict is verdict
@@ -241,7 +241,7 @@ def test_what_does_not_come_out_is_explained_by_the_runs(
 
 
 def test_a_reason_sets_the_fuller_machine_beside_the_published_one() -> None:
-    """Delays say how full each was; the pool's samples say how full ours."""
+    """Delays show how loaded each machine was; the pool's samples show how full ours was."""
     found = outcome(point("paper", 30.0, (100, 100)), "paper", tolerance=1.2)
     assert found is not None
     assert "running requests use 30% of the pool (60% at most), so no policy" in (found.reason or "")
@@ -249,7 +249,7 @@ def test_a_reason_sets_the_fuller_machine_beside_the_published_one() -> None:
 
 
 def test_what_the_order_alone_gains_is_told_where_more_comes_out() -> None:
-    """Of 3.00x it makes 2.50x: holding is not what the difference is about."""
+    """Order alone gives 2.50x of 3.00x: the difference is not due to pins."""
     more = replace(point("paper", 10.0, (20, 100)), order_alone=run("program-fcfs", 12.0))
     found = outcome(more, "paper", tolerance=1.2)
     assert found is not None
@@ -259,8 +259,8 @@ def test_what_the_order_alone_gains_is_told_where_more_comes_out() -> None:
 
 
 def test_each_step_of_the_ablation_is_judged_by_itself() -> None:
-    """Both near their published multiple of vLLM, but the full rule loses what it should add to a static TTL;
-    and with seeds so far apart that no gain at all is possible, the summary says so."""
+    """Both are near their published multiple of vLLM, but the full rule loses what it should add to a static
+    TTL. With seeds too far apart to show any gain, the summary says so."""
     ablation = setting("fig16", 0)
     delays = {
         "fcfs": (195.0, 195.0),
@@ -287,7 +287,7 @@ def test_each_step_of_the_ablation_is_judged_by_itself() -> None:
 
 
 def test_what_comes_out_needs_no_reason_and_our_own_policy_no_verdict() -> None:
-    """Nothing was published of it."""
+    """No result was published for our own policy."""
     good = point("paper", 15.0, (20, 90))
     found = outcome(good, "paper", tolerance=1.2)
     assert found is not None
@@ -298,7 +298,7 @@ def test_what_comes_out_needs_no_reason_and_our_own_policy_no_verdict() -> None:
 
 @pytest.mark.slow
 def test_at_the_lowest_load_all_curves_coincide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A tenth of the published load: the same delay whatever the policy, so 1.00x is reproduced."""
+    """At a tenth of the published load the delay is the same for all policies, so 1.00x is reproduced."""
     out = tmp_path / "out.json"
     flags = ["--quick", "--only", "low-load", "--jobs", "4", "--processes", "1"]
     assert main(["reproduce", *flags, "--json", str(out)]) == 0
@@ -321,8 +321,8 @@ def test_at_the_lowest_load_all_curves_coincide(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.slow
 def test_where_memory_is_not_short_the_load_is_raised_until_it_is() -> None:
-    """Eight jobs of 35,000 tokens over a pool of 97,000: at 0.02 jobs/s they seldom meet, at four times that
-    they do. One seed says enough of the first, and the table names both loads and why nothing came of it."""
+    """Eight jobs of 35,000 tokens in a pool of 97,000 seldom overlap at 0.02 jobs/s, but do at four times
+    that rate. One seed is enough for the first load, and the table names both loads and the reason."""
     published = (
         Published(system="vLLM", policy="fcfs", seconds=300.0),
         Published(system="Continuum", policy="paper", seconds=100.0),
@@ -361,14 +361,14 @@ def test_where_memory_is_not_short_the_load_is_raised_until_it_is() -> None:
 
 
 def test_an_unknown_figure_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, and what there is."""
+    """The error gives exit code 2 and lists the figures."""
     assert main(["reproduce", "--only", "fig8-swe,fig99"]) == 2
     told = capsys.readouterr().err
     assert "--only: unknown figure 'fig99'; choose from low-load, fig8-swe, " in told
 
 
 def test_p95_settings_share_the_runs_of_the_mean() -> None:
-    """They differ in nothing else than what is read of a run."""
+    """They differ only in the statistic that is read from a run."""
     for name, mean, tail in (("fig9", 1, 2), ("fig10-swe", 1, 3)):
         assert setting(name, tail).measure is Measure.P95
         assert plan_of(setting(name, mean), 100) == plan_of(setting(name, tail), 100)
@@ -377,7 +377,7 @@ def test_p95_settings_share_the_runs_of_the_mean() -> None:
 def test_results_that_cannot_be_written_are_told_before_the_first_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not an hour later."""
+    """An unwritable output is reported before the first run, not an hour later."""
     assert main(["reproduce", "--quick", "--only", "low-load", "--json", str(tmp_path)]) == 1
     told = capsys.readouterr().err
     assert told.startswith(f"continuum: Cannot write the result {tmp_path}: ")
@@ -387,7 +387,7 @@ def test_results_that_cannot_be_written_are_told_before_the_first_run(
 def test_pages_that_have_no_folder_are_told_before_the_first_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are written last, an hour after the first."""
+    """The folder is checked first, as pages are written last, an hour after the first run."""
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         assert main(["reproduce", "--quick", "--only", "low-load", "--html", str(folder)]) == 1

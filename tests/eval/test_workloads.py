@@ -1,4 +1,4 @@
-"""Workloads: recorded ones are read as they are, made ones are the same for a seed."""
+"""Recorded workloads are read unchanged; synthetic ones are equal for equal seeds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _written(path: Path, *lines: object) -> Path:
 def test_an_unusable_workload_is_one_sentence(
     tmp_path: Path, name: str, num_jobs: int | None, complaint: str
 ) -> None:
-    """A file that is missing, empty or too short is refused in words."""
+    """A missing, empty or too short file is refused in one sentence."""
     _written(tmp_path / "empty.jsonl")
     _written(tmp_path / "one.jsonl", RECORDED)
     with pytest.raises(WorkloadError, match=complaint):
@@ -45,7 +45,7 @@ def test_an_unusable_workload_is_one_sentence(
 
 
 def test_a_seed_draws_jobs_and_no_seed_takes_the_first(tmp_path: Path) -> None:
-    """Without a seed the file's order holds; a seed draws without repetition and always the same."""
+    """Without a seed jobs keep the file's order; a seed draws without repetition, reproducibly."""
     path = str(_written(tmp_path / "jobs.jsonl", *(RECORDED | {"job_id": str(i)} for i in range(20))))
     assert [job.job_id for job in load_jobs(path, 3, None)] == ["0", "1", "2"]
     drawn = [job.job_id for job in load_jobs(path, 10, 7)]
@@ -57,7 +57,7 @@ def test_a_seed_draws_jobs_and_no_seed_takes_the_first(tmp_path: Path) -> None:
 @pytest.mark.slow
 @given(seed=st.integers(0, 2**32), num_jobs=st.integers(1, 4), hermes=st.booleans())
 def test_made_jobs_depend_on_their_seed_only(seed: int, num_jobs: int, hermes: bool) -> None:
-    """Equal arguments give equal jobs, and asking for more jobs does not change the first ones."""
+    """Equal arguments give equal jobs, and more jobs do not change the first ones."""
     config = SyntheticConfig(num_jobs=num_jobs, seed=seed, hermes=hermes)
     jobs = make_jobs(config)
     assert jobs == make_jobs(config)
@@ -67,7 +67,7 @@ def test_made_jobs_depend_on_their_seed_only(seed: int, num_jobs: int, hermes: b
 
 @given(seed=st.integers(0, 2**32), hermes=st.booleans())
 def test_made_jobs_look_like_an_agent(seed: int, hermes: bool) -> None:
-    """Every turn but the last calls a tool, in the form asked for, and waits for it a bounded time."""
+    """Every turn but the last calls a tool in the requested form, and waits for it a bounded time."""
     config = SyntheticConfig(num_jobs=2, seed=seed, hermes=hermes)
     opening = "<tool_call>\n" if hermes else "```bash\n"
     jobs = make_jobs(config)
@@ -88,7 +88,7 @@ def test_made_jobs_look_like_an_agent(seed: int, hermes: bool) -> None:
 
 
 def test_made_tool_times_have_the_published_shape() -> None:
-    """Most tools take a fraction of a second, a few take many: mean near 0.9 s, median far below."""
+    """Most tools take a fraction of a second, a few many seconds: mean near 0.9 s, median far below."""
     jobs = make_jobs(SyntheticConfig(num_jobs=200, seed=1, system_words=1, task_words=1, result_words=1))
     gaps = [turn.gap_s for job in jobs for turn in job.turns if turn.gap_s is not None]
     assert 0.5 < statistics.mean(gaps) < 1.2

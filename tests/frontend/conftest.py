@@ -18,7 +18,7 @@ MakeEngine = Callable[..., LLMEngine]
 
 @pytest.fixture
 def make_engine(model_folder: Path) -> Iterator[MakeEngine]:
-    """Engines in this process, on a stand-in model; options as for ``LLM``."""
+    """Makes engines in this process, on a stand-in model; takes the options of ``LLM``."""
     engines: list[LLMEngine] = []
 
     def make(executor_factory: ExecutorFactory | None = None, **options: object) -> LLMEngine:

@@ -1,4 +1,4 @@
-"""Many streams over one core process: they end as they should, whatever happens to callers and core."""
+"""Many streams over one core process: each ends as it should, whatever happens to callers and the core."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from engine.testing import FakeExecutorFactory, fake_token
 from tests.processes.support import GONE_WITHIN_S, SignalPolicyFactory, freeze, has_gone
 
 ENDLESS = FakeExecutorFactory(max_model_len=50_000)
-"""Takes longer than any test waits for what should end it."""
+"""A stand-in whose requests run longer than any test waits for their end."""
 
 MakeLLM = Callable[..., AsyncLLM]
 FOREVER = SamplingParams(max_tokens=49_000, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
@@ -68,7 +68,7 @@ async def last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
 
 
 async def until_running(llm: AsyncLLM, count: int) -> None:
-    """Asks until the core has admitted this many; the requests are long enough to be seen."""
+    """Waits until the core has admitted this many requests; they are long enough to be seen."""
     while (await llm.statistics()).num_running < count:
         pass
 
@@ -79,7 +79,7 @@ async def all_blocks_free(llm: AsyncLLM) -> bool:
 
 
 async def test_streams_do_not_mix(make_llm: MakeLLM) -> None:
-    """Twenty at once: each gets its own tokens, all of them, in order, and ends once."""
+    """Each of twenty concurrent streams gets all of its own tokens, in order, and ends once."""
     llm = make_llm()
 
     async def stream(name: str) -> list[int]:
@@ -97,7 +97,7 @@ async def test_streams_do_not_mix(make_llm: MakeLLM) -> None:
 
 
 async def test_a_consumer_that_lags_loses_nothing(make_llm: MakeLLM) -> None:
-    """What came meanwhile is merged into one output."""
+    """A lagging consumer gets all tokens: outputs that it missed are merged into one."""
     llm = make_llm()
     params = SamplingParams(max_tokens=200, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
     outputs = []
@@ -111,7 +111,7 @@ async def test_a_consumer_that_lags_loses_nothing(make_llm: MakeLLM) -> None:
 
 
 async def test_n_answers_arrive_as_one_stream(make_llm: MakeLLM) -> None:
-    """All n end, under their own index, and the stream ends with the last of them."""
+    """All n answers end under their own index, and the stream ends with the last of them."""
     final = await last(
         make_llm().generate(
             "Hello",
@@ -124,7 +124,7 @@ async def test_n_answers_arrive_as_one_stream(make_llm: MakeLLM) -> None:
 
 
 async def test_leaving_a_stream_aborts_its_request(make_llm: MakeLLM) -> None:
-    """Breaking out, or being cancelled, frees the request's blocks in the core."""
+    """Breaking out of a stream, or being cancelled, frees the request's blocks in the core."""
     llm = make_llm()
     async with aclosing(as_generator(llm.generate("Hello", FOREVER, "left"))) as stream:
         async for _ in stream:
@@ -144,7 +144,7 @@ def as_generator(outputs: AsyncIterator[RequestOutput]) -> Any:
 
 
 async def test_an_abort_by_name_ends_its_stream(make_llm: MakeLLM) -> None:
-    """The reader gets a last output that says so, n answers or one."""
+    """An abort gives the reader a last output with reason "abort", for one answer or n."""
     llm = make_llm()
     for n in (1, 3):
         params = SamplingParams(
@@ -159,7 +159,7 @@ async def test_an_abort_by_name_ends_its_stream(make_llm: MakeLLM) -> None:
 
 
 async def test_a_wrong_request_costs_the_others_nothing(make_llm: MakeLLM) -> None:
-    """It raises for its caller alone."""
+    """A wrong request raises for its caller alone."""
     llm = make_llm()
     other = asyncio.create_task(
         last(llm.generate("Hello", SamplingParams(max_tokens=50, ignore_eos=True), "good"))
@@ -170,7 +170,7 @@ async def test_a_wrong_request_costs_the_others_nothing(make_llm: MakeLLM) -> No
 
 
 async def test_a_request_that_fails_inside_raises_for_its_caller(make_llm: MakeLLM) -> None:
-    """EngineGenerateError with the core's reason; the engine lives on."""
+    """The caller gets an EngineGenerateError with the core's reason; the engine lives on."""
     llm = make_llm(policy_factory=SignalPolicyFactory())
     with pytest.raises(EngineGenerateError, match="a bad job"):
         await last(llm.generate("Hello", FOREVER, "bad", RequestContext(job=JobRef("bad"))))
@@ -179,11 +179,11 @@ async def test_a_request_that_fails_inside_raises_for_its_caller(make_llm: MakeL
 
 
 async def test_kill_9_of_the_core_ends_every_stream(make_llm: MakeLLM) -> None:
-    """Within two seconds every open stream and call has its EngineDeadError; later ones get it at once."""
+    """Within two seconds every open stream and call raises EngineDeadError; later ones raise at once."""
     llm = make_llm()
     streams = [asyncio.create_task(last(llm.generate("Hello", FOREVER, f"r{number}"))) for number in range(8)]
     await until_running(llm, 8)
-    freeze(llm.core_pid)  # so that this call is still open when the core dies
+    freeze(llm.core_pid)  # so that the call below is still open when the core dies
     call = asyncio.create_task(llm.statistics())
     killed = time.monotonic()
     os.kill(llm.core_pid, signal.SIGKILL)
@@ -198,7 +198,7 @@ async def test_kill_9_of_the_core_ends_every_stream(make_llm: MakeLLM) -> None:
 
 
 async def test_a_core_that_dies_while_nothing_runs_is_noticed(make_llm: MakeLLM) -> None:
-    """``dead`` is set though nobody has ever asked for anything."""
+    """``dead`` is set although no request was ever sent."""
     llm = make_llm()
     dead = asyncio.create_task(llm.dead.wait())
     os.kill(llm.core_pid, signal.SIGKILL)
@@ -206,7 +206,7 @@ async def test_a_core_that_dies_while_nothing_runs_is_noticed(make_llm: MakeLLM)
 
 
 async def test_shutdown_ends_open_streams(make_llm: MakeLLM) -> None:
-    """With an error, not with silence; twice is as good as once."""
+    """Open streams raise EngineDeadError on shutdown; a second shutdown does nothing."""
     llm = make_llm()
     stream = asyncio.create_task(last(llm.generate("Hello", FOREVER, "a")))
     await until_running(llm, 1)
@@ -217,7 +217,7 @@ async def test_shutdown_ends_open_streams(make_llm: MakeLLM) -> None:
 
 
 async def test_a_signal_is_answered_under_the_callers_id(make_llm: MakeLLM) -> None:
-    """The policy's decision about a finished turn comes back; a turn nobody knows has none."""
+    """A signal returns the policy's decision about a finished turn; an unknown turn has none."""
     llm = make_llm(policy_factory=SignalPolicyFactory())
     final = await last(llm.generate("Hello", SHORT, "turn-1", RequestContext(job=JobRef("job"))))
     receipt = await llm.tool_gap_started(final.request_id, [ToolCall("ls")])
@@ -228,7 +228,7 @@ async def test_a_signal_is_answered_under_the_callers_id(make_llm: MakeLLM) -> N
 
 
 async def test_a_stop_string_ends_the_turn_before_its_signal(make_llm: MakeLLM) -> None:
-    """When a stream has ended the core knows it: a signal about the turn cannot overtake its end."""
+    """When a stream has ended, the core knows it: a signal about the turn cannot overtake its end."""
     llm = make_llm(policy_factory=SignalPolicyFactory())
     token_ids = llm.tokenizer.encode("one two three four")
     params = SamplingParams(max_tokens=4000, replay_token_ids=token_ids, stop=["three"])
@@ -238,7 +238,7 @@ async def test_a_stop_string_ends_the_turn_before_its_signal(make_llm: MakeLLM) 
 
 
 async def test_signals_are_not_sent_to_a_policy_without_use_for_them(make_llm: MakeLLM) -> None:
-    """Under FCFS there is no round trip and no receipt."""
+    """Under FCFS a signal makes no round trip and returns no receipt."""
     llm = make_llm()
     final = await last(llm.generate("Hello", SHORT, "turn-1", RequestContext(job=JobRef("job"))))
     assert await llm.tool_gap_started(final.request_id, []) is None
@@ -246,7 +246,7 @@ async def test_signals_are_not_sent_to_a_policy_without_use_for_them(make_llm: M
 
 
 async def test_listeners_hear_of_every_message(make_llm: MakeLLM) -> None:
-    """Scheduler gauges and counts of all that was generated, for metrics."""
+    """Listeners get the scheduler's gauges and the counts of all generated tokens, for metrics."""
     llm = make_llm()
     heard: list[tuple[SchedulerStats | None, IterationStats]] = []
     llm.add_stats_listener(lambda scheduler, iteration: heard.append((scheduler, iteration)))
@@ -257,7 +257,7 @@ async def test_listeners_hear_of_every_message(make_llm: MakeLLM) -> None:
 
 
 async def test_pause_and_resume(make_llm: MakeLLM) -> None:
-    """Paused, a request waits; resumed, it is served. The cache can be reset when nothing runs."""
+    """A request waits while paused and is served after resume. The cache can be reset when nothing runs."""
     llm = make_llm()
     await llm.pause()
     task = asyncio.create_task(last(llm.generate("Hello", SHORT, "a")))

@@ -1,4 +1,4 @@
-"""``LLM.beam_search``: the sequences of transformers' beam search, and the ends that V1 gives them."""
+"""``LLM.beam_search``: transformers' sequences, and V1's way to end them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model(model_folder: Path) -> Any:
 
 @pytest.mark.parametrize("width", [1, 4])
 def test_sequences_are_those_of_transformers(llm: LLM, model: Any, tokenizer: Tokenizer, width: int) -> None:
-    """All of a prompt's, in their order, where none ends early."""
+    """All sequences of a prompt, in order, equal those of transformers where none ends early."""
     params = BeamSearchParams(beam_width=width, max_tokens=6, ignore_eos=True)
     for prompt, output in zip(PROMPTS, llm.beam_search(PROMPTS, params), strict=True):
         ids = torch.tensor([tokenizer.encode(prompt)])
@@ -51,7 +51,7 @@ def test_sequences_are_those_of_transformers(llm: LLM, model: Any, tokenizer: To
 
 
 def test_a_sequence_ends_at_eos(llm: LLM, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its score is that of its own length, and the sum that it tells is the model's."""
+    """A sequence that ends at EOS is ranked by its own length; its ``cum_logprob`` is the model's."""
     prompt, params = [1, 2, 3], BeamSearchParams(beam_width=3, max_tokens=5)
     [going_on] = llm.beam_search([prompt], BeamSearchParams(beam_width=3, max_tokens=1, ignore_eos=True))
     eos = going_on.sequences[1].tokens[-1]

@@ -1,4 +1,4 @@
-"""What clients send of earlier tool calls, as templates get it."""
+"""Earlier tool calls that clients send, in the form that templates get."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_arguments_are_what_json_says(arguments: dict[str, object], ascii_only: 
     ],
 )
 def test_what_is_hardly_json_is_what_python_makes_of_it(text: str) -> None:
-    """Or stays the text that it was."""
+    """Unusual or invalid JSON is parsed as Python parses it, or stays text."""
     assert repr(shown(text)) == repr({} if text == "" else read_by_python(text))
 
 
@@ -56,5 +56,5 @@ def test_what_is_hardly_json_is_what_python_makes_of_it(text: str) -> None:
     "text", ['{"a": "\\ud800"}', '{"\\udfff": NaN}', '{"a": ' + "[" * 70 + "]" * 70 + "}"]
 )
 def test_what_no_template_could_print_stays_the_text_that_it_was(text: str) -> None:
-    """Half of a surrogate pair, which has no encoding, and what is too deep to go down."""
+    """Arguments with half of a surrogate pair (no encoding) or too deep nesting stay text."""
     assert shown(text) == text

@@ -1,4 +1,4 @@
-"""Text as it streams: whole characters, the same text in the end, and nothing of a stop string."""
+"""Streamed text has whole characters, ends as the same text, and shows nothing of a stop string."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wrapped(backend: BackendTokenizer) -> Tokenizer:
 
 
 def byte_level_tokenizer() -> Tokenizer:
-    """One token per byte, as the base of every GPT-like vocabulary; ids are not the byte values."""
+    """A tokenizer with one token per byte, like the base of GPT's vocabularies; ids are not the bytes."""
     vocabulary = {character: index for index, character in enumerate(sorted(ByteLevel.alphabet()))}
     backend = BackendTokenizer(models.BPE(vocabulary, []))
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
@@ -41,7 +41,7 @@ def byte_level_tokenizer() -> Tokenizer:
 
 
 def byte_fallback_tokenizer() -> Tokenizer:
-    """Bytes and spaces as SentencePiece writes them, as Llama 2 and Mistral have them."""
+    """A tokenizer with bytes and spaces as SentencePiece writes them, like Llama 2 and Mistral."""
     pieces = [f"<0x{byte:02X}>" for byte in range(256)] + ["▁", "a", "b", "▁a", "▁b"]
     vocabulary = {piece: index for index, piece in enumerate(pieces)}
     backend = BackendTokenizer(models.BPE(vocabulary, [], byte_fallback=True))
@@ -63,7 +63,7 @@ def byte_level_ids(content: bytes) -> list[int]:
 
 
 def as_byte_level(content: bytes) -> list[str]:
-    """The characters GPT-2 writes bytes as: printable ones as themselves, the others from 256 on."""
+    """The characters as which GPT-2 writes bytes: printable ones as themselves, the others from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in content]
@@ -72,7 +72,7 @@ def as_byte_level(content: bytes) -> list[str]:
 def run(
     kind: type[TokenDecoder], tokenizer: Tokenizer, token_ids: Sequence[int], prompt: Sequence[int] = ()
 ) -> tuple[list[str], str]:
-    """The pieces that were streamed, and what the end brought."""
+    """Returns the streamed pieces, and the text that the end added."""
     decoder = kind(tokenizer, SamplingParams(), prompt)
     return [decoder.step(token_id) for token_id in token_ids], decoder.flush()
 
@@ -82,7 +82,7 @@ def run(
 def test_any_bytes_end_as_the_tokenizer_decodes_them(
     decoder: type[TokenDecoder], content: bytes, prompt: bytes
 ) -> None:
-    """Whatever bytes a model writes, in valid UTF-8 or not, the text is that of ``decode`` in the end."""
+    """For any bytes, valid UTF-8 or not, the final text is that of ``decode``."""
     token_ids = byte_level_ids(content)
     prompt_ids = byte_level_ids(prompt.decode("utf-8", "ignore").encode())
     pieces, rest = run(decoder, BYTE_LEVEL, token_ids, prompt_ids)
@@ -92,7 +92,7 @@ def test_any_bytes_end_as_the_tokenizer_decodes_them(
 @DECODERS
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters=REPLACEMENT), max_size=20))
 def test_no_half_character_is_streamed(decoder: type[TokenDecoder], text: str) -> None:
-    """A character of several tokens comes whole, with its last token."""
+    """A character of several tokens is streamed whole, with its last token."""
     for tokenizer in (BYTE_LEVEL, BYTE_FALLBACK):
         content = text.encode()
         token_ids = byte_level_ids(content) if tokenizer is BYTE_LEVEL else list(content)
@@ -108,7 +108,7 @@ def test_no_half_character_is_streamed(decoder: type[TokenDecoder], text: str) -
 def test_a_decoder_that_rewrites_its_text_does_no_harm(
     decoder: type[TokenDecoder], token_ids: list[int]
 ) -> None:
-    """With byte fallback a late wrong byte changes earlier text: what was streamed stays, nothing is lost."""
+    """With byte fallback a late wrong byte changes earlier text: streamed text stays, nothing is lost."""
     pieces, rest = run(decoder, BYTE_FALLBACK, token_ids, list(b"abcd"))
     letters = ["ab"[(token - 257) % 2] for token in token_ids if token >= 257]
     assert [character for character in "".join(pieces) + rest if character in "ab"] == letters
@@ -116,14 +116,14 @@ def test_a_decoder_that_rewrites_its_text_does_no_harm(
 
 @DECODERS
 def test_a_space_at_the_start_depends_on_the_prompt(decoder: type[TokenDecoder]) -> None:
-    """SentencePiece drops the first space of a text; an output is not the start of the text."""
+    """SentencePiece drops the first space of a text; an output is not the start of a text."""
     assert run(decoder, BYTE_FALLBACK, [259, 260], list(b"abcd"))[0] == [" a", " b"]
 
 
 def detokenize(
     params: SamplingParams, token_ids: list[int], chunks: Sequence[int] = ()
 ) -> tuple[str, str | None, list[str]]:
-    """Final text, stop string and the deltas; tokens arrive in chunks of these sizes, then singly."""
+    """Returns final text, stop string and deltas; tokens arrive in chunks of these sizes, then singly."""
     detokenizer = IncrementalDetokenizer(BYTE_LEVEL, params, [])
     deltas: list[str] = []
     sizes = iter(chunks)
@@ -140,7 +140,7 @@ def detokenize(
 
 
 def cut_by_plain_find(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """What stop strings mean: the text ends where the first of them is complete (of several, the longest)."""
+    """Defines stop strings: the text ends where the first one is complete (of several, the longest)."""
     found = [(text.find(stop) + len(stop), text.find(stop), stop) for stop in stops if stop in text]
     if not found:
         return text, None
@@ -165,7 +165,7 @@ def test_stop_strings_mean_what_find_means(
 
 @given(short_texts, stop_lists, st.lists(st.integers(1, 6), max_size=10))
 def test_no_part_of_a_stop_string_is_streamed(text: str, stops: list[str], chunks: list[int]) -> None:
-    """What has been streamed is at any moment a start of the final text: nothing has to be taken back."""
+    """Streamed text is always a prefix of the final text: nothing has to be taken back."""
     final, _, deltas = detokenize(SamplingParams(stop=stops), byte_level_ids(text.encode()), chunks)
     for count in range(len(deltas) + 1):
         assert final.startswith("".join(deltas[:count]))
@@ -190,7 +190,7 @@ def test_stop_strings_wait_for_min_tokens() -> None:
 @settings(max_examples=25)
 @given(st.binary(max_size=12), st.booleans())
 def test_the_token_that_ended_it_is_no_text(content: bytes, include: bool) -> None:
-    """The stop token is among the tokens, and in the text only if asked for."""
+    """A stop token is always among the tokens, and in the text only on request."""
     token_ids = byte_level_ids(content + b"x")
     params = SamplingParams(include_stop_str_in_output=include)
     detokenizer = IncrementalDetokenizer(BYTE_LEVEL, params, [])
@@ -201,14 +201,14 @@ def test_the_token_that_ended_it_is_no_text(content: bytes, include: bool) -> No
 
 
 def test_without_detokenize_there_are_tokens_only() -> None:
-    """``detokenize=False`` costs and yields no text."""
+    """``detokenize=False`` yields tokens and no text."""
     detokenizer = IncrementalDetokenizer(BYTE_LEVEL, SamplingParams(detokenize=False), [])
     detokenizer.update([1, 2], finished=False, stop_token=False)
     assert detokenizer.next_output(finished=False, delta=True) == ("", [1, 2])
 
 
 def test_special_tokens_are_text_only_if_asked_for(tokenizer: Tokenizer) -> None:
-    """``skip_special_tokens`` is honoured in the stream as in ``decode``."""
+    """``skip_special_tokens`` works in the stream as in ``decode``."""
     token_ids = [*tokenizer.encode("Hi"), *tokenizer.encode("<|im_start|>"), *tokenizer.encode(" there")]
     for skip, expected in ((True, "Hi there"), (False, "Hi<|im_start|> there")):
         detokenizer = IncrementalDetokenizer(tokenizer, SamplingParams(skip_special_tokens=skip), [])
@@ -233,7 +233,7 @@ def test_special_tokens_are_text_only_if_asked_for(tokenizer: Tokenizer) -> None
 def test_stop_strings_end_the_answer_not_the_thoughts(
     start: str | None, text: str, cut: str, delta: bool
 ) -> None:
-    """Reasoning may speak of them; from the answer's first character on they count, however tokens come."""
+    """Stop strings are ignored in reasoning and count from the answer's first character, in any chunks."""
     for size in (1, 3, 100):
         params = SamplingParams(stop=["STOP"], reasoning=ReasoningSpan("</think>", start))
         detokenizer = IncrementalDetokenizer(BYTE_LEVEL, params, [])

@@ -1,4 +1,4 @@
-"""What goes wrong in one request ends that request, with a sentence; the others, and the engine, go on."""
+"""A failure in one request ends that request with a sentence; other requests and the engine go on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.broken_models import with_poisoned_token, with_tokens_beyond
 POISON = 65
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 SOUND = [[7, 8, 9], list(range(100, 140)), list(range(200, 217))]
-"""Prompts of lengths that share no block size."""
+"""Prompts of different lengths, none a multiple of the block size."""
 POISONED = [[*range(300, 320), POISON, 5, 6], [POISON]]
 DIGITS = StructuredOutputsParams(regex="[0-9]{3}")
 
@@ -34,7 +34,7 @@ def run(llm: LLM, prompts: Any, params: Any) -> list[CompletionOutput]:
 
 
 def tokens_of(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
-    """Greedy ones, each from a prompt alone."""
+    """Greedy tokens of each prompt run alone."""
     return [run(llm, [prompt], GREEDY)[0].token_ids for prompt in prompts]
 
 
@@ -60,8 +60,8 @@ def llm(model_folder: Path) -> Iterator[LLM]:
 def test_logits_that_are_no_numbers_end_their_request(
     model_folder: Path, tmp_path: Path, options: dict[str, Any], value: float
 ) -> None:
-    """Greedy or drawn, with log-probabilities or limits, next to others that get what they get alone; so do
-    those that are given the memory afterwards."""
+    """Poisoned requests of any parameters end with an error; requests next to them, and those that later use
+    the same memory, get the tokens that they get alone."""
     folder = with_poisoned_token(model_folder, tmp_path / "poisoned", POISON, value)
     wrong = [
         SamplingParams(temperature=1.0, max_tokens=6, logprobs=2, top_k=5),
@@ -88,7 +88,7 @@ def test_logits_that_are_no_numbers_end_their_request(
 def test_on_a_gpus_path_logits_that_are_no_numbers_end_their_request(
     model_folder: Path, tmp_path: Path
 ) -> None:
-    """The next step, which is under way by then, is nobody's trouble."""
+    """NaN logits end their requests although the next step is already under way; others go on."""
     folder = with_poisoned_token(model_folder, tmp_path / "poisoned", POISON)
     drawn = SamplingParams(max_tokens=3, top_k=5)
     with LLM(
@@ -110,7 +110,7 @@ def test_on_a_gpus_path_logits_that_are_no_numbers_end_their_request(
 def test_a_request_that_fails_later_keeps_what_it_said(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The tokens before stay, and a trace of it is replayed without a difference."""
+    """A request that fails later keeps its tokens, and its trace replays without a difference."""
     folder = with_poisoned_token(model_folder, tmp_path / "poisoned", POISON)
     params = SamplingParams(max_tokens=9, replay_token_ids=[70, 71, POISON, 72], logprobs=1)
     trace = tmp_path / "trace.jsonl"
@@ -137,7 +137,7 @@ def test_a_request_that_fails_later_keeps_what_it_said(
 def test_limits_that_leave_no_token_are_refused(
     llm: LLM, tokenizer: Tokenizer, limits: dict[str, Any], temperature: float
 ) -> None:
-    """Before anything runs, where they say so by themselves."""
+    """Limits that contradict each other are refused before the request runs."""
     if "bad_words" in limits:
         words = [tokenizer.token_text(int(word[1:-1])) for word in limits["bad_words"]]
         limits = limits | {"bad_words": words}
@@ -152,8 +152,8 @@ def test_limits_that_leave_no_token_are_refused(
 def test_limits_that_leave_no_token_later_end_the_request(
     model_folder: Path, tokenizer: Tokenizer, temperature: float, backend: str
 ) -> None:
-    """A word of several tokens, or a grammar that wants what the limits forbid: what was said until then
-    stays, and no token is made up."""
+    """Limits that leave no token in the middle of an answer (a word of several tokens, a grammar) end the
+    request; its earlier tokens stay, and no token is made up."""
     g = tokenizer.token_text(70)
     cases: list[tuple[dict[str, Any], list[int], str]] = [
         ({"allowed_token_ids": [70], "bad_words": [g * 2]}, [70], NOTHING_ALLOWED),
@@ -183,7 +183,7 @@ def test_limits_that_leave_no_token_later_end_the_request(
 
 
 def test_a_replayed_output_is_bound_by_no_limit(llm: LLM) -> None:
-    """It is as it was recorded, also where the limits would leave nothing."""
+    """A replayed output equals the recording, also where the limits would leave no token."""
     params = SamplingParams(
         temperature=0,
         max_tokens=2,
@@ -196,8 +196,7 @@ def test_a_replayed_output_is_bound_by_no_limit(llm: LLM) -> None:
 
 
 def test_tokens_that_only_the_tokenizer_knows(model_folder: Path, tmp_path: Path) -> None:
-    """As a bad word such a token is no limit, as an end it never comes, in a prompt it is refused; whoever
-    comes after is served."""
+    """A token beyond the vocabulary is ignored as a bad word, ends no text, and is refused elsewhere."""
     folder = with_tokens_beyond(model_folder, tmp_path / "beyond", ["<end>", "<extra>"])
     digits = SamplingParams(temperature=0, max_tokens=9, structured_outputs=DIGITS)
     with LLM(folder, multiprocess=False, num_gpu_blocks_override=300) as llm:
@@ -223,7 +222,7 @@ def test_tokens_that_only_the_tokenizer_knows(model_folder: Path, tmp_path: Path
 def test_a_grammar_that_fails_ends_its_request(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, method: str, options: dict[str, Any]
 ) -> None:
-    """When a token is taken, or when it says what may come next; a grammar next to it goes on."""
+    """A grammar that fails on accepting a token or on its endings ends its request; other grammars go on."""
     real = getattr(MatcherGrammar, method)
 
     def failing(grammar: MatcherGrammar, argument: Any) -> Any:
@@ -244,7 +243,7 @@ def test_a_grammar_that_fails_ends_its_request(
 
 
 def test_a_text_that_cannot_be_made_ends_its_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The core is told, so that it computes no more of it; the next token of others is theirs."""
+    """The core stops computing the failed request; other requests get their own tokens."""
     real = IncrementalDetokenizer.update
 
     def failing(reader: IncrementalDetokenizer, token_ids: list[int], **options: Any) -> str | None:
@@ -280,14 +279,14 @@ def test_a_text_that_cannot_be_made_ends_its_request(llm: LLM, monkeypatch: pyte
     ],
 )
 def test_parameters_of_another_type_are_refused(llm: LLM, field: str, value: Any) -> None:
-    """In a sentence, and nothing of it reaches the core."""
+    """Wrong parameters are refused with a sentence and do not reach the core."""
     with pytest.raises(RequestError):
         run(llm, [SOUND[0]], SamplingParams(**{field: value}))
     assert len(run(llm, [SOUND[0]], GREEDY)[0].token_ids) == 6
 
 
 def test_a_request_that_cannot_be_added_leaves_none_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call raises; those that were added before it run no further, and the next call is unharmed."""
+    """The call raises, requests added before the failing one stop, and the next call works."""
     real = IncrementalDetokenizer.__init__
 
     def failing(reader: IncrementalDetokenizer, tokenizer: Any, params: Any, prompt: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""A request is checked against the model and completed before the core sees it."""
+"""A request is checked against the model and completed before it goes to the core."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_request_gets_an_id_of_its_own(tokenizer: Tokenizer) -> None:
 
 
 def test_the_context_reaches_the_core_as_it_was_made(tokenizer: Tokenizer) -> None:
-    """All of its fields, over the wire too: one that is added later needs no line in between."""
+    """All fields of a context reach the core unchanged, also over the wire, new fields included."""
     context = RequestContext(
         job=JobRef("job", owner="ann"),
         priority=-3,
@@ -62,8 +62,8 @@ def test_the_context_reaches_the_core_as_it_was_made(tokenizer: Tokenizer) -> No
 
 
 def test_a_prompt_whose_logprobs_are_told_shares_no_cache(tokenizer: Tokenizer) -> None:
-    """Each request has a salt of its own. Refused where the engine does not tell them, and for KV from
-    elsewhere."""
+    """Each request with prompt logprobs gets its own salt. It is refused where the engine cannot compute
+    them, and together with transferred KV."""
     told = SamplingParams(prompt_logprobs=0)
     first, second = (process(tokenizer, [1], told) for _ in range(2))
     assert len({None, first.cache_salt, second.cache_salt}) == 3
@@ -79,7 +79,7 @@ def test_a_prompt_whose_logprobs_are_told_shares_no_cache(tokenizer: Tokenizer) 
 
 
 def test_max_tokens_defaults_to_what_is_left(tokenizer: Tokenizer) -> None:
-    """None means up to the context length, or as many as are to be replayed."""
+    """``max_tokens=None`` means up to the context length, or the number of replayed tokens."""
     assert process(tokenizer, [1] * 30, SamplingParams(max_tokens=None)).sampling_params.max_tokens == 70
     replay = SamplingParams(max_tokens=None, replay_token_ids=[5, 6, 7])
     assert process(tokenizer, [1] * 30, replay).sampling_params.max_tokens == 3
@@ -92,7 +92,7 @@ def test_max_tokens_defaults_to_what_is_left(tokenizer: Tokenizer) -> None:
 def test_what_does_not_fit_names_both_numbers(
     tokenizer: Tokenizer, num_prompt_tokens: int, max_tokens: int | None, numbers: tuple[str, str] | None
 ) -> None:
-    """Clients look for "maximum context length"; people want the limit and what they asked for."""
+    """A too long request's error has "maximum context length", for clients, the limit and the length."""
     params = SamplingParams(max_tokens=max_tokens)
     if numbers is None:
         process(tokenizer, [1] * num_prompt_tokens, params)
@@ -116,14 +116,14 @@ def test_what_does_not_fit_names_both_numbers(
 def test_an_error_names_its_field(
     tokenizer: Tokenizer, prompt: list[int], params: SamplingParams, field: str
 ) -> None:
-    """What is wrong with a request is said in terms of the request."""
+    """An error about a request names the request's field."""
     with pytest.raises(RequestError) as caught:
         process(tokenizer, prompt, params)
     assert caught.value.field == field
 
 
 def test_every_eos_of_the_model_ends_a_request(tokenizer: Tokenizer) -> None:
-    """Models list several; all end the output unless EOS is ignored. Those the model lacks are left out."""
+    """All EOS tokens of a model end the output unless ignored; those beyond the vocabulary are dropped."""
     own = tokenizer.eos_token_id
     assert own is not None
     defaults = GenerationDefaults(eos_token_ids=[own, 7, 8, 99_999])
@@ -148,7 +148,7 @@ def write_generation_config(model_folder: Path, folder: Path, content: object) -
 
 
 def test_the_models_recommendations_are_the_defaults(model_folder: Path, tmp_path: Path) -> None:
-    """``generation_config.json`` sets what a caller leaves open; one EOS or a list of them."""
+    """``generation_config.json`` sets what a caller leaves open; it names one EOS or a list."""
     config = write_generation_config(
         model_folder, tmp_path, {"temperature": 0.6, "top_k": 20, "max_new_tokens": 9, "eos_token_id": [1, 2]}
     )
@@ -158,7 +158,7 @@ def test_the_models_recommendations_are_the_defaults(model_folder: Path, tmp_pat
 
 
 def test_the_models_recommendations_can_be_left_out(model_folder: Path, tmp_path: Path) -> None:
-    """``generation_config=vllm`` means neutral sampling; the end of a text is still the end."""
+    """``generation_config=vllm`` means neutral sampling; EOS still ends a text."""
     write_generation_config(model_folder, tmp_path, {"temperature": 0.6, "eos_token_id": 1})
     defaults = GenerationDefaults.load(ModelConfig(model=str(tmp_path), generation_config="vllm"))
     assert defaults.sampling_params() == SamplingParams()
@@ -169,7 +169,7 @@ def test_the_models_recommendations_can_be_left_out(model_folder: Path, tmp_path
 def test_a_decoder_among_other_parts_may_name_its_eos(
     outer: dict[str, int], eos: list[int], tmp_path: Path
 ) -> None:
-    """In ``text_config``, if neither the outer config nor ``generation_config.json`` does."""
+    """EOS is read from ``text_config`` if neither the outer config nor ``generation_config.json`` has it."""
     config = {"model_type": "mistral3", "text_config": {"eos_token_id": [7, 8]}, **outer}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert GenerationDefaults.load(ModelConfig(model=str(tmp_path))).eos_token_ids == eos
@@ -190,7 +190,7 @@ def test_a_decoder_among_other_parts_may_name_its_eos(
 def test_a_wrong_generation_config_is_told_at_the_start(
     field: str, value: object, model_folder: Path, tmp_path: Path
 ) -> None:
-    """Every field that is used, by its type and its range: one sentence that names file and field."""
+    """A wrong type or range in any used field is refused with one sentence that names file and field."""
     config = write_generation_config(model_folder, tmp_path, {field: value})
     with pytest.raises(ConfigError, match=r"generation_config\.json") as caught:
         GenerationDefaults.load(config)
@@ -199,7 +199,7 @@ def test_a_wrong_generation_config_is_told_at_the_start(
 
 
 def test_what_a_generation_config_has_beside_is_nobodys(model_folder: Path, tmp_path: Path) -> None:
-    """Unknown fields may be anything, known ones may be null; a list is no object."""
+    """Unknown fields may hold anything and known ones null; a list instead of an object is refused."""
     content = {"do_sample": "yes", "num_beams": None, "temperature": None, "top_k": 0, "max_new_tokens": 7}
     config = write_generation_config(model_folder, tmp_path, content)
     defaults = GenerationDefaults.load(config)
@@ -210,7 +210,7 @@ def test_what_a_generation_config_has_beside_is_nobodys(model_folder: Path, tmp_
 
 
 def test_a_named_generation_config_must_exist(model_folder: Path, tmp_path: Path) -> None:
-    """An option that finds nothing is an error, not ignored."""
+    """An option that names a missing file is an error, not ignored."""
     for source in (tmp_path, tmp_path / "missing"):
         with pytest.raises(ConfigError, match="generation_config"):
             GenerationDefaults.load(ModelConfig(model=str(model_folder), generation_config=str(source)))

@@ -41,7 +41,7 @@ def fake_llm(model_folder: Path) -> Iterator[LLM]:
 
 
 def reference(model_folder: Path, prompt: list[int]) -> list[int]:
-    """What transformers' own greedy ``generate`` says."""
+    """The tokens of transformers' own greedy ``generate``."""
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     ids = torch.tensor([prompt])
     output = model.generate(  # type: ignore[misc]
@@ -52,7 +52,7 @@ def reference(model_folder: Path, prompt: list[int]) -> list[int]:
 
 
 def test_generate_says_what_transformers_says(llm: LLM, model_folder: Path, tokenizer: Tokenizer) -> None:
-    """A batch of texts: the same greedy tokens as each alone in transformers, in the order of the prompts."""
+    """A batch of texts gets the same greedy tokens as each alone in transformers, in the order of prompts."""
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert [output.prompt for output in outputs] == PROMPTS
     for output, prompt in zip(outputs, PROMPTS, strict=True):
@@ -63,14 +63,14 @@ def test_generate_says_what_transformers_says(llm: LLM, model_folder: Path, toke
 
 
 def test_chat_says_what_transformers_says(llm: LLM, model_folder: Path, tokenizer: Tokenizer) -> None:
-    """A conversation is rendered with the model's template and then generated from."""
+    """A conversation is rendered with the model's template, and the model continues it."""
     [output] = llm.chat(CHAT, GREEDY, use_tqdm=False)
     assert output.prompt_token_ids == tokenizer.render_chat(CHAT)
     assert output.outputs[0].token_ids == reference(model_folder, output.prompt_token_ids)
 
 
 def test_a_prefix_that_was_seen_is_not_computed_again(llm: LLM, tokenizer: Tokenizer) -> None:
-    """Cached tokens are reported, and a reset forgets them."""
+    """Cached tokens are reported, and a reset evicts them."""
     prompt = tokenizer.encode(" ".join(PROMPTS) * 3)
     assert llm.reset_prefix_cache()
     first, second = (llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(2))
@@ -81,7 +81,7 @@ def test_a_prefix_that_was_seen_is_not_computed_again(llm: LLM, tokenizer: Token
 
 
 def test_log_probabilities_are_those_of_the_model(llm: LLM, model_folder: Path, tokenizer: Tokenizer) -> None:
-    """The chosen token's and the best three, to fp32 accuracy."""
+    """Log-probabilities of the chosen token and the best three are exact to fp32."""
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=3)
     [output] = llm.generate(PROMPTS[0], params, use_tqdm=False)
     assert output.outputs[0].logprobs is not None
@@ -98,7 +98,7 @@ def test_log_probabilities_are_those_of_the_model(llm: LLM, model_folder: Path, 
 
 
 def test_prompts_may_be_texts_or_token_ids_one_or_many(fake_llm: LLM) -> None:
-    """A text, token ids, or a list of either; parameters for all or one each."""
+    """A prompt is a text or token ids, or a list of them; parameters are for all or one each."""
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     assert len(fake_llm.generate("Hello", params, use_tqdm=False)) == 1
     assert len(fake_llm.generate([1, 2, 3], params, use_tqdm=False)) == 1
@@ -114,8 +114,8 @@ def test_prompts_may_be_texts_or_token_ids_one_or_many(fake_llm: LLM) -> None:
 def test_the_models_own_defaults_mean_as_much_as_there_is_room(
     model_folder: Path, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    """Without parameters one gets what the prompt leaves of a long default, in ``chat`` too; who asks for too
-    much by name is told."""
+    """Without parameters, in ``chat`` too, an answer may use what the prompt leaves of a long default; an
+    explicit request for too much is refused."""
     folder = Path(shutil.copytree(model_folder, tmp_path / "model"))
     recommended = {"max_new_tokens": 10**6, "temperature": 0.0}
     (folder / "generation_config.json").write_text(json.dumps(recommended))
@@ -131,7 +131,7 @@ def test_the_models_own_defaults_mean_as_much_as_there_is_room(
 
 
 def test_one_wrong_prompt_and_none_is_run(fake_llm: LLM) -> None:
-    """A wrong request is said before anything has been generated, and the next call is unharmed."""
+    """A wrong request is refused before anything is generated, and the next call works."""
     with pytest.raises(RequestError):
         fake_llm.generate([[1], []], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
     with pytest.raises(RequestError, match="2 items for 1 prompts"):
@@ -150,14 +150,14 @@ def test_what_is_no_prompt_is_refused(fake_llm: LLM, prompts: Any) -> None:
 
 @pytest.mark.parametrize("prompts", [{"prompt_token_ids": [1, 2]}, [{"prompt": "Hello"}]])
 def test_v1s_dictionaries_are_prompts_of_generate_only(fake_llm: LLM, prompts: Any) -> None:
-    """Elsewhere they must not be read as a list of their keys."""
+    """Calls other than ``generate`` refuse dictionaries and do not read them as a list of their keys."""
     assert len(fake_llm.generate(prompts, GREEDY, use_tqdm=False)) == 1
     with pytest.raises(RequestError, match="A prompt is a text or a list of token ids, got dict"):
         fake_llm.beam_search(prompts, BeamSearchParams(beam_width=2, max_tokens=2))
 
 
 def test_progress_is_shown_with_rates(fake_llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
-    """The bar ends full and names both token rates."""
+    """The progress bar ends full and shows token rates."""
     fake_llm.generate(["Hello"] * 3, SamplingParams(max_tokens=5))
     shown = capfd.readouterr().err
     assert "3/3" in shown
@@ -166,7 +166,7 @@ def test_progress_is_shown_with_rates(fake_llm: LLM, capfd: pytest.CaptureFixtur
 
 
 def test_a_dead_core_ends_generate(model_folder: Path) -> None:
-    """The call that waits raises, and so does the next."""
+    """The waiting call raises, and so does the next."""
     dying = FakeExecutorFactory(kill_at_step=3)
     with LLM(str(model_folder), executor_factory=dying) as llm:
         for _ in range(2):
@@ -175,7 +175,7 @@ def test_a_dead_core_ends_generate(model_folder: Path) -> None:
 
 
 def test_options_go_to_the_record_that_has_them() -> None:
-    """Flat options as on the command line; one that nobody knows is an error naming it."""
+    """Flat options go to their records, as on the command line; an unknown one is an error that names it."""
     config = engine_config("m", dtype="float32", block_size=8, max_num_seqs=3, trace_path="t")
     assert (config.model.dtype, config.cache.block_size) == ("float32", 8)
     assert (config.scheduler.max_num_seqs, config.trace.trace_path) == (3, "t")
@@ -189,7 +189,7 @@ def test_options_go_to_the_record_that_has_them() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("multiprocess", [True, False])
 def test_a_model_that_cannot_be_loaded_is_one_sentence(model_folder: Path, multiprocess: bool) -> None:
-    """The same error from a core in its own process as from one in ours."""
+    """A core in its own process raises the same error as one in ours."""
     with pytest.raises(ModelLoadError, match="KV"):
         LLM(str(model_folder), num_gpu_blocks_override=2, multiprocess=multiprocess)
 
@@ -217,7 +217,7 @@ llm.generate("Hello", use_tqdm=False)
 
 @pytest.mark.slow
 def test_a_program_may_end_without_closing(model_folder: Path, tmp_path: Path) -> None:
-    """Of an engine in its own process too the trace is whole."""
+    """The trace is complete although the program ends without closing the engine."""
     trace = tmp_path / "trace"
     arguments = [sys.executable, "-c", UNCLOSED, str(model_folder), str(trace)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
@@ -227,7 +227,7 @@ def test_a_program_may_end_without_closing(model_folder: Path, tmp_path: Path) -
 
 
 def test_half_of_a_surrogate_pair_is_read_as_unreadable(llm: LLM) -> None:
-    """A prompt that was cut in the middle of a character is a prompt."""
+    """A prompt that was cut in the middle of a character is served."""
     params = SamplingParams(max_tokens=2, temperature=0)
     cut, readable = llm.generate(["cut here \ud83d", "cut here \ufffd"], params)
     assert cut.prompt_token_ids == readable.prompt_token_ids

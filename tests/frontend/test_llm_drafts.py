@@ -13,7 +13,7 @@ from tracing.events import StepDecision
 from tracing.reader import read_trace
 
 REPEATED = list(range(20, 36)) * 4
-"""Tokens that a prompt has and the model then says again."""
+"""Tokens of the prompt that the model then repeats."""
 Drafts = dict[str, Any]
 METHODS: list[Drafts] = [
     {"method": "suffix", "weigh_costs": False},
@@ -24,7 +24,7 @@ METHODS: list[Drafts] = [
 def say(
     folder: Path, trace: Path, method: Drafts | None, params: SamplingParams
 ) -> tuple[list[list[int]], int]:
-    """Tokens of two prompts, and in how many steps."""
+    """Returns the tokens of two prompts, and the number of steps."""
     prompts = [REPEATED, REPEATED[3:40]]
     with LLM(
         folder,
@@ -40,7 +40,7 @@ def say(
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method["method"])
 def test_greedy_tokens_are_those_without_drafts(model_folder: Path, tmp_path: Path, method: Drafts) -> None:
-    """Whatever is drafted and rejected."""
+    """Greedy tokens equal those without drafts, whatever is drafted and rejected."""
     params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
     with_drafts, _ = say(model_folder, tmp_path / "with.jsonl", method, params)
     without, _ = say(model_folder, tmp_path / "without.jsonl", None, params)
@@ -51,7 +51,7 @@ def test_greedy_tokens_are_those_without_drafts(model_folder: Path, tmp_path: Pa
 def test_a_text_that_is_said_again_takes_fewer_steps(
     model_folder: Path, tmp_path: Path, method: Drafts
 ) -> None:
-    """A model that says its prompt again: most of its tokens were drafts."""
+    """When the model repeats its prompt, more than half of the steps are saved."""
     said = REPEATED[:40]
     params = SamplingParams(temperature=0, max_tokens=len(said), ignore_eos=True, replay_token_ids=said)
     tokens, steps = say(model_folder, tmp_path / "trace.jsonl", method, params)

@@ -17,7 +17,7 @@ from tests.frontend.conftest import MakeEngine
 
 
 def run(engine: LLMEngine) -> list[RequestOutput]:
-    """All outputs until nothing is left; then nothing may be held."""
+    """Runs until nothing is left; returns all outputs and asserts that all blocks are free."""
     outputs: list[RequestOutput] = []
     while engine.has_unfinished_requests():
         outputs += engine.step()
@@ -41,7 +41,7 @@ def one(engine: LLMEngine, params: SamplingParams) -> list[RequestOutput]:
 def test_the_output_kind_decides_what_an_output_carries(
     make_engine: MakeEngine, kind: RequestOutputKind
 ) -> None:
-    """All so far, only what is new, or nothing before the end: the same answer in all three."""
+    """Cumulative, delta and final-only outputs carry the same answer."""
     outputs = one(make_engine(), SamplingParams(ignore_eos=True, max_tokens=10, output_kind=kind, logprobs=1))
     answers = [output.outputs[0] for output in outputs]
     expected = [fake_token("a", position, 512) for position in range(10)]
@@ -69,14 +69,14 @@ def test_texts_are_the_same_in_all_kinds(make_engine: MakeEngine, tokenizer: Tok
 
 
 def replay(tokenizer: Tokenizer, text: str, **options: object) -> SamplingParams:
-    """The model 'says' this text."""
+    """Parameters with which the model generates this text."""
     token_ids = tokenizer.encode(text)
     given_options: dict[str, object] = {"max_tokens": len(token_ids), "replay_token_ids": token_ids}
     return SamplingParams(**(given_options | options))  # type: ignore[arg-type]
 
 
 def test_a_stop_string_ends_a_request_in_the_core_too(make_engine: MakeEngine, tokenizer: Tokenizer) -> None:
-    """The text ends before it, the reason names it, and the core computes no further."""
+    """The text ends before the stop string, the reason names it, and the core computes no further."""
     params = replay(tokenizer, "one two three four five six", stop=["three"], logprobs=0)
     final = one(make_engine(), params)[-1].outputs[0]
     assert (final.text, final.finish_reason, final.stop_reason) == ("one two ", "stop", "three")
@@ -85,7 +85,7 @@ def test_a_stop_string_ends_a_request_in_the_core_too(make_engine: MakeEngine, t
 
 
 def test_a_stop_string_in_the_very_last_token_counts(make_engine: MakeEngine, tokenizer: Tokenizer) -> None:
-    """Also where the core ended the request for its length in the same step."""
+    """A stop string counts although the core ended the request for its length in the same step."""
     final = one(make_engine(), replay(tokenizer, "one two", stop=["two"]))[-1].outputs[0]
     assert (final.text, final.finish_reason, final.stop_reason) == ("one ", "stop", "two")
 
@@ -101,7 +101,7 @@ def test_a_stop_token_is_reported_and_eos_is_not(make_engine: MakeEngine, tokeni
 
 
 def test_n_answers_come_back_as_one_output(make_engine: MakeEngine) -> None:
-    """FINAL_ONLY gives all n at once, in order; the request ends when all have ended."""
+    """FINAL_ONLY gives all n answers at once, in order; the request ends when all have ended."""
     params = SamplingParams(
         ignore_eos=True, n=3, max_tokens=4, seed=1, output_kind=RequestOutputKind.FINAL_ONLY
     )
@@ -123,7 +123,7 @@ def test_n_answers_stream_side_by_side(make_engine: MakeEngine) -> None:
 
 
 def test_an_abort_frees_everything_at_any_moment(make_engine: MakeEngine) -> None:
-    """Waiting, in the middle of its prompt or decoding, one answer or several: nothing is kept."""
+    """A request that waits, prefills or decodes, with one answer or several, frees all on abort."""
     for num_steps in range(6):
         engine = make_engine(max_num_batched_tokens=16, max_num_seqs=4)
         engine.add_request("a", [1] * 40, SamplingParams(ignore_eos=True, max_tokens=50, n=3))
@@ -138,7 +138,7 @@ def test_an_abort_frees_everything_at_any_moment(make_engine: MakeEngine) -> Non
 
 
 def test_a_wrong_request_costs_the_others_nothing(make_engine: MakeEngine) -> None:
-    """It is refused at the door; those under way end as if it had not been."""
+    """A wrong request is refused when added; running ones end as if it had not been."""
     engine = make_engine()
     engine.add_request("a", "Hello", SamplingParams(ignore_eos=True, max_tokens=5))
     engine.step()
@@ -160,7 +160,7 @@ def test_requests_of_one_name_are_kept_apart(make_engine: MakeEngine) -> None:
 
 
 def test_times_and_cached_tokens_are_reported(make_engine: MakeEngine) -> None:
-    """The second time the same prompt comes, its full blocks are found; times are in order."""
+    """A repeated prompt hits its full blocks; times are in order."""
     engine = make_engine()
     for expected_cached in (0, 32):
         engine.add_request("a", [7] * 40, SamplingParams(ignore_eos=True, max_tokens=3))
@@ -175,7 +175,7 @@ def test_times_and_cached_tokens_are_reported(make_engine: MakeEngine) -> None:
 
 
 def test_iteration_stats_add_up(make_engine: MakeEngine) -> None:
-    """Over all steps: every token counted once, one first token per answer, one summary per answer."""
+    """Over all steps, each token counts once, and each answer has one first token and one summary."""
     engine = make_engine()
     engine.add_request("a", [1] * 10, SamplingParams(ignore_eos=True, max_tokens=6))
     engine.add_request("b", [2] * 20, SamplingParams(ignore_eos=True, max_tokens=4))
@@ -198,7 +198,7 @@ def test_iteration_stats_add_up(make_engine: MakeEngine) -> None:
 
 
 def test_a_preempted_request_says_the_same(make_engine: MakeEngine) -> None:
-    """Too little memory for all at once: every answer is as if it had been alone."""
+    """With too little memory for all at once, every answer is the same as alone."""
     engine = make_engine(FakeExecutorFactory(max_model_len=256), num_gpu_blocks_override=20)
     names = "abcdef"
     for name in names:
@@ -209,7 +209,7 @@ def test_a_preempted_request_says_the_same(make_engine: MakeEngine) -> None:
 
 
 def test_a_stop_string_keeps_the_count_of_preemptions(make_engine: MakeEngine) -> None:
-    """What a request has gone through is told of it however it ends."""
+    """Preemptions of a request are reported however it ends."""
 
     def finals(stops: dict[str, list[str]]) -> dict[str, RequestOutput]:
         engine = make_engine(FakeExecutorFactory(max_model_len=256), num_gpu_blocks_override=20)
@@ -234,7 +234,7 @@ def test_a_stop_string_keeps_the_count_of_preemptions(make_engine: MakeEngine) -
 
 
 def test_a_job_reaches_the_core(make_engine: MakeEngine) -> None:
-    """Under a policy that knows no jobs a turn of a job is a request like any other, without a receipt."""
+    """Under a policy without jobs, a turn of a job is a plain request without a receipt."""
     engine = make_engine()
     params, context = SamplingParams(ignore_eos=True, max_tokens=2), RequestContext(job=JobRef("job-1"))
     engine.add_request("a", "Hello", params, context)
@@ -251,7 +251,7 @@ deltas = st.lists(
 @given(deltas)
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_merged_deltas_carry_what_the_single_ones_did(parts: list[tuple[int, str, list[int]]]) -> None:
-    """A consumer that lags sees the same text and tokens per answer, in fewer outputs."""
+    """A lagging consumer gets the same text and tokens per answer, in fewer outputs."""
     outputs = [
         RequestOutput("a", None, [], [CompletionOutput(index, text, token_ids)])
         for index, text, token_ids in parts

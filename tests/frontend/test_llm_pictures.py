@@ -1,4 +1,4 @@
-"""Pictures in ``LLM.generate`` and ``LLM.chat``, in vLLM's words, over a stand-in model."""
+"""Pictures in ``LLM.generate`` and ``LLM.chat``, with vLLM's names, over a stand-in model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def shown(count: int) -> str:
 
 
 def test_a_prompt_may_have_pictures_of_every_kind(llm: LLM, tmp_path: Path) -> None:
-    """Opened, as bytes, as a path; a token is 8x8 pixels. They stay until the call ends."""
+    """Opened pictures, bytes and paths work; a token is 8x8 pixels. Pixels are held until the call ends."""
     path = tmp_path / "picture.png"
     path.write_bytes(png(16, 16))
     for picture, count in ((noise(24, 16), 6), (png(), 12), (str(path), 4), (path, 4), ([png()], 12)):
@@ -69,7 +69,7 @@ def test_tokens_with_placeholders_are_a_prompt_too(llm: LLM) -> None:
 
 
 def test_an_opened_picture_is_read_as_its_file_would_be(llm: LLM) -> None:
-    """Its pixels are equal, transparent ones too."""
+    """An opened picture gives the same pixels as its file, transparent ones too."""
     picture, files = noise(40, 30, "RGBA"), []
     for given in (picture, file_of(picture)):
         with llm._pictures.lease() as lease:
@@ -121,7 +121,7 @@ def test_chats_take_parts_with_pictures(llm: LLM) -> None:
 
 
 def test_an_event_loop_that_runs_is_no_hindrance(llm: LLM) -> None:
-    """As in a notebook."""
+    """``chat`` works while an event loop runs, as in a notebook."""
     import asyncio
 
     async def ask() -> str:
@@ -209,7 +209,7 @@ def test_urls_need_a_named_host(llm: LLM) -> None:
 
 
 def test_pictures_of_a_url_in_a_request_are_read(llm: LLM) -> None:
-    """Anthropic's and MCP's parts as well as OpenAI's: frameworks pass on what they have."""
+    """Parts in Anthropic's and MCP's form work as well as OpenAI's: frameworks pass on what they have."""
     part = {"type": "image", "source": {"type": "url", "url": data_url(png(8, 8))}}
     messages = [{"role": "user", "content": [part]}]
     (output,) = llm.chat(messages, SHORT, use_tqdm=False, chat_template=WITH_TOOLS)

@@ -1,4 +1,4 @@
-"""A policy is named by where it is; a name that leads nowhere is refused in a sentence."""
+"""A policy is named by its module and attribute; a wrong name is refused with a sentence."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from engine.policy_loader import load_policy
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, which is not on the path yet."""
+    """A working directory that is not yet on the path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path
 
 
 def test_the_engines_own_policies_have_names() -> None:
-    """As the flag of a server has them."""
+    """Built-in policies have the names of the server's flag."""
     context = PolicyContext(16, 100)
     assert type(load_policy("fcfs")(context)) is FcfsPolicy
     assert type(load_policy("priority")(context)) is PriorityPolicy
 
 
 def test_a_policy_of_a_module_beside_the_user_is_found(here: Path) -> None:
-    """A class that takes a context, or a function that makes a policy from one."""
+    """A policy may be a class that takes a context, or a function that makes a policy from one."""
     (here / "own_policies.py").write_text(
         "from engine.core.policy import FcfsPolicy\n"
         "class Own(FcfsPolicy):\n"
@@ -50,6 +50,6 @@ def test_a_policy_of_a_module_beside_the_user_is_found(here: Path) -> None:
     ],
 )
 def test_a_name_that_leads_nowhere_is_refused(name: str, told: str, here: Path) -> None:
-    """The sentence says what was looked for."""
+    """The sentence says what was not found."""
     with pytest.raises(ConfigError, match=told):
         load_policy(name)

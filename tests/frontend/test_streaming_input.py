@@ -1,6 +1,5 @@
-"""Sessions whose input comes in parts: what they say is what one prompt of all parts would, and waiting costs
-nobody anything. A real core process; a real model where tokens matter.
-"""
+"""Sessions whose input comes in parts: they answer as one prompt of all parts would, and a waiting session
+costs no one anything. Uses a real core process, and a real model where tokens matter."""
 
 from __future__ import annotations
 
@@ -72,7 +71,7 @@ async def given(
 
 
 async def answers(outputs: AsyncIterator[RequestOutput]) -> list[list[int]]:
-    """The tokens said to each part."""
+    """The tokens of the answer to each part."""
     said: list[list[int]] = []
     is_new = True
     async for output in outputs:
@@ -86,8 +85,7 @@ async def answers(outputs: AsyncIterator[RequestOutput]) -> list[list[int]]:
 async def of_whole_prompts(
     llm: AsyncLLM, parts: Sequence[list[int]], params: SamplingParams
 ) -> list[list[int]]:
-    """The same by prompts that each hold all that was computed before: of an answer all but its last
-    token."""
+    """Answers to whole prompts of all earlier tokens, without the last token of each earlier answer."""
     said: list[list[int]] = []
     prompt: list[int] = []
     for part in parts:
@@ -111,7 +109,7 @@ async def of_whole_prompts(
     ids=["fcfs", "continuum", "ahead", "drafts", "chunks", "no cache", "two ranks"],
 )
 async def test_parts_say_what_one_prompt_says(make_llm: MakeLLM, options: dict[str, Any]) -> None:
-    """Whatever plans and runs the steps."""
+    """Answers to parts equal those to whole prompts, whatever plans and runs the steps."""
     llm = make_llm(**options)
     expected = await of_whole_prompts(llm, PARTS, DELTA)
     assert await answers(llm.generate(given(PARTS), DELTA, "session")) == expected
@@ -120,7 +118,7 @@ async def test_parts_say_what_one_prompt_says(make_llm: MakeLLM, options: dict[s
 
 @pytest.mark.slow
 async def test_a_part_is_all_that_is_computed(make_llm: MakeLLM) -> None:
-    """What was before it is found in the cache, but for the tokens of a block that is not full."""
+    """Earlier tokens of a session hit the cache, except those of a partial block."""
     llm = make_llm()
     cached, lengths = [], []
     async for output in llm.generate(given(PARTS), GREEDY, "session"):
@@ -132,7 +130,7 @@ async def test_a_part_is_all_that_is_computed(make_llm: MakeLLM) -> None:
 
 @pytest.mark.slow
 async def test_each_part_may_ask_for_something_else(make_llm: MakeLLM) -> None:
-    """Texts are tokenized as they come, and a part may have a grammar, or a stop string, of its own."""
+    """Text parts are tokenized as they arrive; each part may have its own grammar or stop string."""
     llm = make_llm()
 
     async def parts() -> AsyncGenerator[StreamingInput, None]:
@@ -151,7 +149,7 @@ async def test_each_part_may_ask_for_something_else(make_llm: MakeLLM) -> None:
 
 @pytest.mark.slow
 async def test_a_session_that_waits_locks_nothing(make_llm: MakeLLM) -> None:
-    """Others get all blocks while it waits; then it goes on, and says the same."""
+    """Other requests get all blocks while a session waits; then it continues with the same answer."""
     llm = make_llm(num_gpu_blocks_override=24, max_model_len=320, policy=ContinuumPolicyFactory())
     expected = await of_whole_prompts(llm, PARTS[:2], DELTA)
     waits, others_are_done = asyncio.Event(), asyncio.Event()
@@ -172,7 +170,7 @@ async def test_a_session_that_waits_locks_nothing(make_llm: MakeLLM) -> None:
 
 
 async def test_an_abort_ends_a_session_that_waits(make_llm: MakeLLM) -> None:
-    """And one that generates: with a last output that says so. Its input is closed."""
+    """An abort ends a waiting session, and a generating one with reason "abort"; it closes the input."""
     llm = make_llm(FAKE)
     closed: list[str] = []
     waits = asyncio.Event()
@@ -204,7 +202,7 @@ async def _reasons(outputs: AsyncIterator[RequestOutput]) -> list[str | None]:
 
 
 async def test_leaving_the_loop_ends_a_session(make_llm: MakeLLM) -> None:
-    """Nothing runs on, and no more input is taken."""
+    """The session's request stops, and no more input is read."""
     llm = make_llm(FAKE)
     taken: list[int] = []
 
@@ -223,7 +221,7 @@ async def test_leaving_the_loop_ends_a_session(make_llm: MakeLLM) -> None:
 
 
 async def test_an_error_of_the_input_is_the_callers(make_llm: MakeLLM) -> None:
-    """It comes out of the loop behind what was said before it."""
+    """An error of the input is raised by the loop, after the earlier output."""
     llm = make_llm(FAKE)
 
     async def parts() -> AsyncGenerator[StreamingInput, None]:
@@ -246,13 +244,13 @@ async def test_an_error_of_the_input_is_the_callers(make_llm: MakeLLM) -> None:
     ("params", "message"),
     [
         (SamplingParams(n=2), "n must be 1 in a session"),
-        (SamplingParams(prompt_logprobs=1), "prompt_logprobs is not told of a session"),
+        (SamplingParams(prompt_logprobs=1), "prompt_logprobs does not work in a session"),
     ],
 )
 async def test_what_a_session_cannot_have_is_refused(
     make_llm: MakeLLM, params: SamplingParams, message: str
 ) -> None:
-    """In a sentence, for the session as for one of its parts; and a prompt that has grown too long."""
+    """Unsupported parameters of a session or a part are refused, as is a prompt that grows too long."""
     llm = make_llm(FAKE)
     with pytest.raises(RequestError, match=message):
         await answers(llm.generate(given([[1]]), params, "session"))
@@ -264,7 +262,7 @@ async def test_what_a_session_cannot_have_is_refused(
 
 
 async def test_a_core_that_dies_ends_sessions(make_llm: MakeLLM) -> None:
-    """The part that is generated fails; so does the next one of a session that waited."""
+    """The part that is generating fails; so does the next part of a waiting session."""
     llm = make_llm(FAKE)
     dead = asyncio.Event()
 
@@ -288,8 +286,8 @@ async def test_a_core_that_dies_ends_sessions(make_llm: MakeLLM) -> None:
 async def test_a_sessions_job_is_its_callers_or_its_own(
     make_llm: MakeLLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its parts are turns of one job, whose KV is kept for the next; its own job ends with it. A trace of
-    them is decided again."""
+    """All parts are turns of one job, whose KV is kept for the next part; an unnamed job ends with its
+    session. The trace replays without a difference."""
     trace = tmp_path / "trace.jsonl"
     llm = make_llm(policy=ContinuumPolicyFactory(), trace_path=str(trace))
     named = RequestContext(job=JobRef("mine"))

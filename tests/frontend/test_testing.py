@@ -24,7 +24,7 @@ from engine.worker.executor import UniProcExecutor
 
 
 class Pair:
-    """Runs every plan on the real executor and on the stand-in, and compares what they say."""
+    """Runs every plan on the real executor and on the stand-in, and compares their results."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._real: Executor = UniProcExecutor(config)
@@ -70,13 +70,13 @@ class Pair:
 
 
 def _by_request(result: ModelRunnerOutput) -> dict[str, list[int]]:
-    """An executor may answer in an order of its own."""
+    """Results by request id: an executor may return them in any order."""
     return dict(zip(result.req_ids, result.sampled_token_ids, strict=True))
 
 
 @pytest.mark.parametrize("num_blocks", [200, 18], ids=["roomy", "with preemption"])
 def test_it_answers_every_plan_as_the_real_one_does(model_folder: Path, num_blocks: int) -> None:
-    """Same ids, tokens exactly when a request is fully computed: chunked, resumed, hit or not."""
+    """The stand-in returns the same ids and samples at the same steps: chunked, resumed, hit or not."""
     config = engine_config(
         str(model_folder), num_gpu_blocks_override=num_blocks, max_num_batched_tokens=24, max_model_len=256
     )
@@ -102,7 +102,7 @@ def test_it_answers_every_plan_as_the_real_one_does(model_folder: Path, num_bloc
 
 
 def test_it_reports_loads_as_the_real_one_does(model_folder: Path) -> None:
-    """A load ends in the step it comes with, whether or not anything else runs in it."""
+    """A load ends in the step that starts it, whether or not anything else runs in that step."""
     config = engine_config(
         str(model_folder), num_gpu_blocks_override=18, num_host_blocks_override=100, max_model_len=256
     )
@@ -125,6 +125,6 @@ def test_it_reports_loads_as_the_real_one_does(model_folder: Path) -> None:
 
 
 def test_its_factory_crosses_into_another_process() -> None:
-    """Whatever it was told to do is pickled with it."""
+    """All settings of the factory are pickled with it."""
     factory = FakeExecutorFactory(kill_at_step=3, gate=Path("gate"))
     assert pickle.loads(pickle.dumps(factory)) == factory

@@ -1,5 +1,5 @@
-"""Promises of ``skip_tokenizer_init``: token ids in, the same token ids out as with a tokenizer, and what
-needs texts is refused by name."""
+"""Promises of ``skip_tokenizer_init``: token ids in, the same token ids out as with a tokenizer; what needs
+texts is refused by name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bare(whole: Path) -> Path:
 
 
 def test_token_ids_in_are_token_ids_out(whole: Path, bare: Path) -> None:
-    """Of a folder without a tokenizer, too; probabilities name tokens by their ids, as V1 writes them."""
+    """A folder without a tokenizer gives the same tokens; log-probabilities name tokens by id, as in V1."""
     params = SamplingParams(**GREEDY, logprobs=2)
     with LLM(whole, **OPTIONS) as llm:
         [expected] = llm.generate([PROMPT], params, use_tqdm=False)
@@ -102,7 +102,7 @@ def server(bare: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_a_server_takes_and_returns_token_ids(server: str, whole: Path) -> None:
-    """Whole and streamed; ``return_token_ids`` asks for them."""
+    """Token ids work for whole and streamed answers; ``return_token_ids`` requests them."""
     with LLM(whole, **OPTIONS) as llm:
         [expected] = llm.generate([PROMPT], SamplingParams(**GREEDY), use_tqdm=False)
     body = {"prompt": PROMPT, "return_token_ids": True, "logprobs": 1, **GREEDY}

@@ -1,5 +1,4 @@
-"""Promises of ``tokenization_kwargs``: prompts are cut where they are said to be, and what has no meaning is
-refused by name."""
+"""Promises of ``tokenization_kwargs``: prompts are truncated as requested, and unknown values are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def llm(model_folder: Path) -> Iterator[LLM]:
     ],
 )
 def test_a_prompt_is_cut_where_it_is_said(llm: LLM, options: dict[str, Any], kept: list[int]) -> None:
-    """By default what is before the last tokens is left out: the answer goes on from the end."""
+    """A prompt is truncated on the left by default, so that the answer continues its end."""
     [found] = llm.generate([PROMPT], SIX, tokenization_kwargs=options, use_tqdm=False)
     [expected] = llm.generate([kept], SIX, use_tqdm=False)
     assert found.prompt_token_ids == kept
@@ -43,7 +42,7 @@ def test_a_prompt_is_cut_where_it_is_said(llm: LLM, options: dict[str, Any], kep
 
 
 def test_what_does_not_fit_can_be_cut_to_what_fits(llm: LLM) -> None:
-    """Of a text, too: its last tokens, and room for the answer."""
+    """With -1, a long text is cut to its last tokens, which leave room for the answer."""
     text = "The scheduler hands out one budget. " * 40
     with pytest.raises(RequestError, match="maximum context length"):
         llm.generate(text, SIX, use_tqdm=False)
@@ -61,7 +60,7 @@ def test_what_does_not_fit_can_be_cut_to_what_fits(llm: LLM) -> None:
         ({"truncate_prompt_tokens": True}, "must be -1 or a number from 1, got True"),
         ({"truncation_side": "middle"}, "truncation_side must be one of left, right, got 'middle'"),
         ({"add_special_tokens": 1}, "add_special_tokens must be true or false, got 1"),
-        ({"truncate_prompt_tokens": 59}, "truncate_prompt_tokens must be at most 58, which fit, got 59"),
+        ({"truncate_prompt_tokens": 59}, "must be at most 58, the most that fit, got 59"),
     ],
 )
 def test_what_has_no_meaning_is_named(llm: LLM, options: dict[str, Any], message: str) -> None:
@@ -70,7 +69,7 @@ def test_what_has_no_meaning_is_named(llm: LLM, options: dict[str, Any], message
 
 
 def test_a_model_that_pools_takes_them_too(tmp_path: Path) -> None:
-    """Its inputs are cut at their ends, as ``truncate_prompt_tokens`` cuts them."""
+    """A pooling model truncates inputs at their ends, like ``truncate_prompt_tokens``."""
     with LLM(make_encoder(tmp_path / "model"), multiprocess=False) as llm:
         options = {"truncate_prompt_tokens": 8}
         [cut] = llm.embed("A tool call ends a turn.", tokenization_kwargs=options, use_tqdm=False)

@@ -1,4 +1,4 @@
-"""Model folders, as the worker's tests have them."""
+"""Fixtures of model folders, shared with the worker's tests."""
 
 from __future__ import annotations
 

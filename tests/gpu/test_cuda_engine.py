@@ -1,4 +1,4 @@
-"""The worker on an accelerator: the same promises as on the host, and the KV pool sized by a profile run."""
+"""The worker on an accelerator keeps the CPU's promises, and a profile run sizes the KV pool."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_greedy_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
 
 
 def test_graphs_change_no_token(tmp_path: Path) -> None:
-    """With graphs and without, requests that join one after the other get the same tokens."""
+    """Requests that join one after the other get the same tokens with and without graphs."""
     folder = make_model_folder(tmp_path / "qwen3", "qwen3")
     prompts = {f"r{i}": random_tokens(6 + 7 * i, seed=i) for i in range(5)}
     outputs = []
@@ -59,7 +59,7 @@ def test_graphs_change_no_token(tmp_path: Path) -> None:
 
 
 def test_a_prefix_that_decodes_share_changes_no_token(tmp_path: Path) -> None:
-    """Read in one pass, as graphs and without, in fp32; also of one that begins otherwise."""
+    """With cascade attention, eager or in graphs, fp32 tokens are transformers', also of another prefix."""
     folder = make_model_folder(tmp_path / "qwen3", "qwen3", max_position_embeddings=1024)
     shared = random_tokens(400, seed=1)
     prompts = {f"r{i}": shared + random_tokens(5 + i, seed=10 + i) for i in range(12)}

@@ -1,4 +1,4 @@
-"""Every native family on a GPU: the tokens are those of transformers whatever the scheduler does."""
+"""Every native family on a GPU gives transformers' tokens, whatever the scheduler does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOADED = ("qwen3", "qwen2-window", "qwen3-moe", "gpt-oss", "gemma3", "deepseek-v
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_greedy_tokens_equal_transformers(name: str, model_folders: ModelFolders) -> None:
-    """In fp32: chunks of prompts beside decodes, prefix hits, and graphs."""
+    """Fp32 tokens equal transformers' with chunks beside decodes, prefix hits, and graphs."""
     if name == "granite4-dense" and not _NORMS_HAVE_GROUPS:
         pytest.skip("before 5.18, transformers normalized the groups of Granite's Mamba layers as one")
     folder = model_folders(name)
@@ -54,7 +54,7 @@ def test_greedy_tokens_equal_transformers(name: str, model_folders: ModelFolders
 @pytest.mark.parametrize("name", LOADED)
 @pytest.mark.parametrize("tier", ["none", "host"])
 def test_answers_under_a_random_load(name: str, tier: str, model_folders: ModelFolders) -> None:
-    """Through ``LLM``, planned ahead, in a pool that is scarce: each answer is that of its prompt alone."""
+    """Through ``LLM`` with async scheduling and a scarce pool, each answer is that of its prompt alone."""
     random = Random(f"{name} {tier}")
     folder, block_size = model_folders(name), 16
     oracle = Oracle(folder, dtype="float32", device="cuda")
@@ -82,7 +82,7 @@ def test_answers_under_a_random_load(name: str, tier: str, model_folders: ModelF
 
 
 def test_a_closed_engine_gives_its_memory_back(model_folders: ModelFolders) -> None:
-    """The pool, the weights and the graphs of an engine are gone when it is closed."""
+    """The pool, the weights and the graphs of an engine are freed when it is closed."""
     reserved = []
     for _ in range(2):
         with LLM(str(model_folders("qwen3")), multiprocess=False, device="cuda", max_model_len=256) as llm:

@@ -1,4 +1,4 @@
-"""Two GPUs compute one model: over NCCL the promises are those over gloo."""
+"""Two GPUs compute one model: over NCCL the same promises hold as over gloo."""
 
 from __future__ import annotations
 

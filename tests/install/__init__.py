@@ -1,1 +1,1 @@
-"""What a machine needs that has nothing but a package index, and what the distributions hold."""
+"""Installation on a machine that has only a package index, and the contents of the distributions."""

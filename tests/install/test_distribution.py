@@ -1,4 +1,4 @@
-"""What a user gets: the source distribution, the wheel, the package's page, and words when pip fails."""
+"""What a user gets: the source distribution, the wheel, the package's page, and an error when pip fails."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(source: Path) -> Path:
-    """The folder with both distributions."""
+    """A folder with both distributions."""
     subprocess.run([sys.executable, "-c", BUILD], cwd=source, check=True, capture_output=True)
     return source / "made"
 
 
 @pytest.fixture(scope="module")
 def sdist(made: Path) -> set[str]:
-    """Names in the source distribution, from the repository's root."""
+    """Names of files in the source distribution, relative to the repository's root."""
     with tarfile.open(next(made.glob("*.tar.gz"))) as archive:
         return {name.partition("/")[2] for name in archive.getnames()}
 
 
 def test_the_source_distribution_holds_what_the_readme_names(sdist: set[str]) -> None:
-    """Links and ``make`` commands work in an unpacked source distribution; tests and benchmarks are in it."""
+    """The README's links and ``make`` commands work in an unpacked sdist, which has tests and benchmarks."""
     readme = (ROOT / "README.md").read_text()
     linked = {target.partition("#")[0].rstrip("/") for target in LINK.findall(readme)}
     beside = {
@@ -59,7 +59,7 @@ def test_the_source_distribution_holds_what_the_readme_names(sdist: set[str]) ->
 
 
 def test_the_package_page_has_no_link_that_leads_nowhere(made: Path) -> None:
-    """No file lies beside a package's page: what the README links to in the repository is named there."""
+    """The package's page has no relative links: the README's links to files name the repository."""
     with zipfile.ZipFile(next(made.glob("*.whl"))) as wheel:
         metadata = next(name for name in wheel.namelist() if name.endswith("METADATA"))
         page = Parser().parsestr(wheel.read(metadata).decode()).get_payload()
@@ -69,7 +69,7 @@ def test_the_package_page_has_no_link_that_leads_nowhere(made: Path) -> None:
 
 
 def test_the_wheel_is_the_product_and_nothing_else(made: Path) -> None:
-    """Weights, their card, kernels, templates and assets are in it; benchmarks and tests are not."""
+    """Weights, their card, kernels, templates and assets are in the wheel; benchmarks and tests are not."""
     with zipfile.ZipFile(next(made.glob("*.whl"))) as wheel:
         names = set(wheel.namelist())
     assert not [name for name in names if name.startswith(("benchmarks/", "examples/", "tests/"))]
@@ -83,7 +83,7 @@ def test_the_wheel_is_the_product_and_nothing_else(made: Path) -> None:
 
 
 def test_nothing_names_a_file_outside_the_repository() -> None:
-    """A clone has nothing beside it."""
+    """No text refers to a file outside the clone."""
     texts = [ROOT / "Makefile", *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     for package in ("engine", "continuum", "estimator", "tracing", "eval", "benchmarks"):
         texts += (ROOT / package).rglob("*.py")
@@ -93,7 +93,7 @@ def test_nothing_names_a_file_outside_the_repository() -> None:
 
 
 def test_a_failed_installation_says_what_pip_said(source: Path, tmp_path: Path) -> None:
-    """Not only that it failed: the reason stands above make's own line."""
+    """The output shows pip's reason before make's own line."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "MAKE"))}
     command = ["make", "demo", f"VENV={tmp_path / 'venv'}", f"PYTHON={sys.executable}", "PIP_ARGS=--no-index"]
     done = subprocess.run(command, check=False, cwd=source, env=env, capture_output=True, text=True)

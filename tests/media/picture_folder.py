@@ -1,4 +1,4 @@
-"""A text model's folder with Qwen's tokens for pictures, for engines over a stand-in model."""
+"""A text model's folder with Qwen's picture tokens, for engines over a stand-in model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VOCAB_SIZE = 520
 
 
 def folder_with_pictures(model: Path, folder: Path) -> tuple[Path, PictureModel]:
-    """The new folder, and how its model would read pictures."""
+    """Returns the new folder, and how its model would read pictures."""
     shutil.copytree(model, folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in MEDIA_TOKENS])

@@ -1,4 +1,4 @@
-"""A web site with a picture, on this machine."""
+"""A local web site with a picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DATA = png()
 
 
 class PictureSiteHandler(BaseHTTPRequestHandler):
-    """A picture, redirects, and bodies that do not end."""
+    """Serves a picture, redirects, and bodies that do not end."""
 
     protocol_version = "HTTP/1.1"
     hung = threading.Event()
@@ -69,7 +69,7 @@ class PictureSiteHandler(BaseHTTPRequestHandler):
 
 @contextmanager
 def picture_host() -> Iterator[str]:
-    """Its host and port."""
+    """Yields the site's host and port."""
     PictureSiteHandler.hung.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), PictureSiteHandler)
     server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""Pictures for tests: files in several formats, and what a request holds of them."""
+"""Pictures for tests: files in several formats, and the parts of requests that hold them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from engine.media.picture import PictureModel
 QWEN = PictureModel(
     token_id=5, patch_size=14, merge_size=2, min_pixels=56 * 56, max_pixels=28 * 28 * 1280, max_pictures=8
 )
-"""Qwen2.5-VL's, but for the token."""
+"""Qwen2.5-VL's settings, except for the token."""
 SMALL = PictureModel(
     token_id=5, patch_size=4, merge_size=2, min_pixels=8 * 8, max_pixels=64 * 64, max_pictures=8
 )
-"""A tiny model's: a token is 8x8 pixels."""
+"""Settings of a tiny model: a token is 8x8 pixels."""
 
 
 def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
-    """A picture of which no pixel is like its neighbor."""
+    """A picture of random pixels."""
     channels = len(Image.new(mode, (1, 1)).getbands())
     shape = (height, width) if channels == 1 else (height, width, channels)
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8), mode)
@@ -35,7 +35,7 @@ def file_of(picture: Image.Image, form: str = "PNG", **options: Any) -> bytes:
 
 
 def png(width: int = 32, height: int = 24, seed: int = 0) -> bytes:
-    """A file with its own content for each seed."""
+    """A PNG file with different content for each seed."""
     return file_of(noise(width, height, seed=seed))
 
 
@@ -49,11 +49,11 @@ def data_url(data: bytes, kind: str = "image/png") -> str:
 
 
 def image_url(data: bytes, **more: Any) -> dict[str, Any]:
-    """A part of OpenAI's chat completions."""
+    """A picture part of OpenAI's chat completions."""
     return {"type": "image_url", "image_url": {"url": data_url(data), **more}}
 
 
 def image_block(data: bytes, kind: str = "image/png") -> dict[str, Any]:
-    """A block of Anthropic's messages."""
+    """A picture block of Anthropic's messages."""
     source = {"type": "base64", "media_type": kind, "data": b64encode(data).decode()}
     return {"type": "image", "source": source}

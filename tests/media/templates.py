@@ -1,4 +1,4 @@
-"""Chat templates that show pictures in the ways of those that Qwen has published."""
+"""Chat templates that show pictures in the ways of Qwen's published ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLAIN = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
-"""As Qwen2.5-VL's processor: no tools, and every role shows pictures."""
+"""Like Qwen2.5-VL's processor: no tools, and every role shows pictures."""
 
 WITH_TOOLS = """\
 {%- macro shown(content, pictures) %}
@@ -72,10 +72,10 @@ WITH_TOOLS = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
-"""As Qwen3-VL's: pictures in messages of users and in results of tools."""
+"""Like Qwen3-VL's: pictures in user messages and in tool results."""
 
 DEAF_TOOLS = WITH_TOOLS.replace("shown(message.content, true)", "shown(message.content, false)")
-"""Drops pictures in results of tools, which show texts only."""
+"""Drops pictures in tool results, which show texts only."""
 
 TEXTS = """\
 {%- for message in messages %}
@@ -85,6 +85,6 @@ TEXTS = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
-"""As that of Qwen2.5-VL's tokenizer: contents are strings."""
+"""Like that of Qwen2.5-VL's tokenizer: contents are strings."""
 
 ALL = {"plain": PLAIN, "with tools": WITH_TOOLS, "deaf tools": DEAF_TOOLS, "texts": TEXTS}

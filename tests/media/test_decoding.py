@@ -1,4 +1,4 @@
-"""Pixels are those of transformers' processor, to the last bit; what is no picture costs one answer."""
+"""Pixels equal those of transformers' processor bit for bit; a bad picture fails only its own request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Array = npt.NDArray[np.uint8]
 
 
 def expected(data: bytes, model: PictureModel) -> Array:
-    """[height, width, 3], as transformers makes them of a picture from a file, before it rescales them."""
+    """Pixels [height, width, 3] that transformers reads from a picture's file, before rescaling them."""
     processor = Qwen2VLImageProcessorPil()
     upright = ImageOps.exif_transpose(Image.open(BytesIO(data)))
     image = processor.process_image(upright, do_convert_rgb=True)
@@ -87,7 +87,7 @@ def test_pixels_are_those_of_transformers(data: bytes, model: PictureModel, tmp_
 
 
 def test_gray_of_16_bits_is_scaled_to_8(tmp_path: Path) -> None:
-    """Pillow, and so transformers, makes all of it white that is brighter than 255 of 65535."""
+    """Values are scaled by 256; Pillow, and so transformers, turns all above 255 of 65535 white."""
     ramp = np.arange(6400, dtype=np.uint16).reshape(80, 80) * 10
     in_8_bits = file_of(Image.fromarray((ramp >> 8).astype(np.uint8)))
     np.testing.assert_allclose(
@@ -107,7 +107,7 @@ def test_gray_of_16_bits_is_scaled_to_8(tmp_path: Path) -> None:
 def test_sizes_are_those_of_transformers(
     height: int, width: int, factor: int, min_pixels: int, more: int
 ) -> None:
-    """And no picture has more tokens than the model says."""
+    """Sizes equal those of transformers, and no picture has more tokens than the model allows."""
     model = PictureModel(0, factor, 2, min_pixels, min_pixels + more, 1)
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
         with pytest.raises(PictureFault, match="more than 200 times"):
@@ -119,7 +119,7 @@ def test_sizes_are_those_of_transformers(
 
 
 def test_what_cannot_fit_is_refused() -> None:
-    """A side is at least one token: of a long and narrow picture that may be more than the model takes."""
+    """A side is at least one token: a long, narrow picture may exceed the model's pixels."""
     model = PictureModel(0, 14, 2, 784, 7840, 1)
     with pytest.raises(PictureFault, match="too narrow to fit into the model's 7840 pixels"):
         fitted_size(10, 2000, model)
@@ -151,7 +151,7 @@ BAD: list[tuple[Bad, str]] = [
 def test_a_bad_file_is_a_fault_of_its_own(
     decoder: PictureDecoder, data: Bad, fault: str, tmp_path: Path
 ) -> None:
-    """It leaves nothing behind, and the next picture is decoded by the same process."""
+    """A bad file leaves nothing behind, and the same process decodes the next picture."""
     decoder.decode(png(), str(tmp_path / "before"))
     pid = decoder.pid
     with pytest.raises(PictureFault, match=fault):
@@ -172,7 +172,7 @@ def test_a_bad_file_is_a_fault_of_its_own(
 def test_a_spoiled_file_is_decoded_or_refused(
     decoder: PictureDecoder, tmp_path: Path, name: str, spoiled: dict[float, int], kept: float
 ) -> None:
-    """Whatever its bytes are, the process that decodes others goes on."""
+    """The decoder process survives any bytes."""
     data = bytearray(FILES[name])
     for place, byte in spoiled.items():
         data[int(place * len(data))] = byte
@@ -189,14 +189,14 @@ def test_a_spoiled_file_is_decoded_or_refused(
 
 @pytest.mark.slow
 def test_the_largest_picture_is_decoded(decoder: PictureDecoder, tmp_path: Path) -> None:
-    """Within the process's memory, in the mode that takes most of it."""
+    """The largest picture, in the mode that takes most memory, fits the process's limit."""
     assert decoder.decode(flat_png(8000, 8000, "RGBA"), str(tmp_path / "large")) == (980, 980)
 
 
 def test_a_picture_that_takes_too_long_ends_the_process_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A child of this process, with a shorter limit, since a picture that takes ten seconds is large."""
+    """The time limit, shortened here, ends the decoder process alone; the next picture is decoded."""
     impatient = (
         "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer)\n"
         "import engine.media.decoder_process as process; process.TIME_LIMIT_S = 0.02; process.main()"
@@ -228,7 +228,7 @@ def test_a_process_that_was_killed_costs_no_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("end", "error", "message"),
     [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", PictureFault, "it ends its decoder"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", PictureFault, "it crashes the decoder"),
         ("os.kill(os.getpid(), signal.SIGKILL)", PixelsFailure, "ended with exit code -9"),
         ("sys.exit(3)", PixelsFailure, "ended with exit code 3"),
     ],
@@ -236,7 +236,7 @@ def test_a_process_that_was_killed_costs_no_picture(tmp_path: Path) -> None:
 def test_a_picture_that_ends_each_process_is_given_up(
     end: str, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A crash is the picture's fault, another end is not."""
+    """A crash counts as the picture's fault; another exit of the decoder does not."""
     mortal = f"import os, signal, sys; sys.stdin.buffer.read(20000); {end}"
     command = [sys.executable, "-P", "-c", mortal]
     monkeypatch.setattr("engine.media.decoder.spawn_command", lambda module: command)

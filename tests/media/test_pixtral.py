@@ -1,4 +1,4 @@
-"""Pictures of models that limit the longest side, as transformers' processors of Pixtral make them."""
+"""Pictures of models that limit the longest side equal those of transformers' Pixtral processors."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def test_pixels(tmp_path: Path) -> None:
 
 
 def test_tokens() -> None:
-    """A token ends each row, another one the last, as in the text that its processor makes of a picture."""
+    """Each row ends with a token and the last row with another one, as in the processor's text."""
     assert MODEL.token_ids(84, 112) == [10, 10, 10, 10, 12, 10, 10, 10, 10, 12, 10, 10, 10, 10, 13]
     assert MODEL.token_ids(28, 56) == [10, 10, 13]

@@ -1,4 +1,4 @@
-"""The parts of each API that hold a picture, and what is wrong with others."""
+"""The parts of each API that hold a picture, and the errors of malformed ones."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_other_parts_are_no_pictures(part: dict[str, Any]) -> None:
     [
         ({"type": "image_url"}, "neither a URL nor data"),
         ({"type": "image_url", "image_url": {"url": ""}}, "neither a URL nor data"),
-        ({"type": "input_image", "file_id": "file-1"}, "files by id are not kept here"),
-        ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "files by id are not kept here"),
+        ({"type": "input_image", "file_id": "file-1"}, "keeps no files by id"),
+        ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "keeps no files by id"),
         ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "must be a data: URL, or one of"),
         ({"type": "image_url", "image_url": {"url": "ftp://a/b.png"}}, "must be a data: URL, or one of"),
         ({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "data: URL in base64"),

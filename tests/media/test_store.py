@@ -1,4 +1,4 @@
-"""What a request holds stays; what none holds goes when there is no room; each file is decoded once."""
+"""Pictures that a request holds stay; others are evicted when space is needed; each file is decoded once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_next_turn_decodes_only_what_is_new(store: PictureStore) -> None:
 
 
 def test_pixels_are_in_a_private_file_that_the_end_removes() -> None:
-    store = PictureStore(SMALL, max_idle_bytes=SIZE, max_held_bytes=SIZE)  # room for it is anywhere
+    store = PictureStore(SMALL, max_idle_bytes=SIZE, max_held_bytes=SIZE)  # it fits into any /dev/shm
     picture = get(store, png(), store.lease())
     folder = folder_of(picture)
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -79,7 +79,7 @@ def test_nothing_starts_before_the_first_picture(store: PictureStore) -> None:
 
 
 def test_owners_and_limits_are_part_of_the_name(store: PictureStore) -> None:
-    """So that neither pixels nor cached blocks are shared where owners are separated."""
+    """A picture's name depends on owner and limits: separated owners share neither pixels nor blocks."""
     data = png()
     assert store.hash_of(data, "ann") != store.hash_of(data, "bob") != store.hash_of(data, None)
     other = PictureStore(SMALL.__class__(5, 4, 2, 64, 2048, 8), SIZE)
@@ -87,7 +87,7 @@ def test_owners_and_limits_are_part_of_the_name(store: PictureStore) -> None:
 
 
 def test_a_fault_is_remembered(store: PictureStore) -> None:
-    """A history brings a bad picture every turn: it is decoded once."""
+    """A bad picture in a history, sent again with every turn, is not decoded again."""
     data, pid = png()[:60], None
     for _ in range(3):
         with pytest.raises(PictureFault, match="is broken"):
@@ -123,7 +123,7 @@ def test_many_wait_for_one_decoding(store: PictureStore) -> None:
 
 
 def test_a_request_that_ended_meanwhile_holds_nothing(store: PictureStore) -> None:
-    """Nor is anything decoded for it, unless somebody else waits."""
+    """A released lease gets nothing, and nothing is decoded for it unless another lease waits."""
     lease = store.lease()
     data = png()
     lease.release()
@@ -141,7 +141,7 @@ def test_requests_cannot_hold_more_than_there_is_memory_for() -> None:
         get(store, png(seed=1), lease)
         with pytest.raises(PixelsFailure, match="The pictures of running requests take"):
             get(store, png(seed=2), other)
-        get(store, png(seed=1), other)  # held already: it takes no more
+        get(store, png(seed=1), other)  # already held: it takes no more memory
         lease.release()
         get(store, png(seed=2), other)
         other.release()
@@ -170,7 +170,7 @@ def test_a_full_disk_takes_pictures_again_when_idle_ones_are_gone(store: Picture
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Random requests: what is held is there, and what is idle fits."""
+    """Under random requests, held pictures exist, and idle ones fit the limit."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The table of metrics: each row reads what its record has, and what is recorded is exported."""
+"""The table of metrics: each row reads a field of its record, and every recorded metric is exported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_names_are_those_of_one_metric() -> None:
 
 
 def test_each_metric_has_a_source_or_is_recorded_by_name() -> None:
-    """A row that nothing records would stay 0 for ever."""
+    """Each row has a source or is recorded by name; otherwise it would stay 0 for ever."""
     by_name = {metric.name for metric in TABLE if metric.source is None}
     assert by_name == {
         "continuum:dashboard_viewers",

@@ -1,1 +1,1 @@
-"""Models that read pictures, held to transformers."""
+"""Tests that compare models that read pictures with transformers."""

@@ -9,7 +9,7 @@ from tests.pictures.picture_folders import make_picture_folder
 
 
 class PictureFolders(Protocol):
-    """A folder of a model type, made once."""
+    """Returns the folder of a model type, made once."""
 
     def __call__(self, model_type: str, dtype: str = "float32") -> Path: ...
 

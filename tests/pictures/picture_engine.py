@@ -1,4 +1,4 @@
-"""An engine that is asked with pixels, as an API server asks it."""
+"""An engine that gets pixels with its requests, as from an API server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.worker.generation import random_tokens
 
 SIZES: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 80}
 Part = int | Picture
-"""So many tokens of text, or a picture."""
+"""A number of text tokens, or a picture."""
 
 
 def greedy(max_tokens: int = 12, **more: Any) -> SamplingParams:
@@ -27,7 +27,7 @@ def greedy(max_tokens: int = 12, **more: Any) -> SamplingParams:
 def prompt_of(
     parts: Sequence[Part], model: PictureModel, pixels: Path, seed: int = 1
 ) -> tuple[list[int], tuple[MediaSpan, ...]]:
-    """The tokens and the pictures of a prompt; pictures' pixels are put into a folder."""
+    """The tokens and the pictures of a prompt; the pictures' pixels are written to a folder."""
     text, tokens, media = iter(random_tokens(1000, seed=seed)), list[int](), list[MediaSpan]()
     for part in parts:
         if isinstance(part, int):
@@ -39,7 +39,7 @@ def prompt_of(
 
 
 class PictureEngine:
-    """Prompts with pictures in, outputs out."""
+    """Takes prompts with pictures and returns outputs."""
 
     def __init__(self, llm: LLM, pixels: Path) -> None:
         self.llm = llm
@@ -63,7 +63,7 @@ class PictureEngine:
         self.llm.engine.add_request(name, tokens, params or greedy(), asked)
 
     def run(self) -> dict[str, RequestOutput]:
-        """The last output of each request, by its id."""
+        """Runs all requests; returns the last output of each by its id."""
         outputs: dict[str, RequestOutput] = {}
         while self.llm.engine.has_unfinished_requests():
             outputs |= {output.request_id: output for output in self.llm.engine.step()}

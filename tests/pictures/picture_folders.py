@@ -107,13 +107,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_feature_select_strategy": "full",
     },
 }
-"""By model type."""
+"""Fields of small configs, by model type."""
 
 
 def make_picture_folder(
     to: Path, model_type: str, tokenizer_of: Path, *, dtype: str = "float32", max_pixels: int = 64 * FACTOR**2
 ) -> Path:
-    """A folder with random weights. ``tokenizer_of``: a folder whose tokenizer has 512 tokens at most."""
+    """Makes a folder with random weights. ``tokenizer_of``: a folder whose tokenizer has <= 512 tokens."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
     has_rows = model_type in ("mistral3", "llava")
     tokens = ROW_TOKENS if has_rows else TOKENS
@@ -159,7 +159,7 @@ def make_picture_folder(
 
 
 def copied(folder: Path, to: Path, file: str, **fields: Any) -> Path:
-    """A copy of a folder with other fields in one of its files."""
+    """Copies a folder and replaces fields in one of its files."""
     shutil.copytree(folder, to)
     content = json.loads((to / file).read_text()) | fields
     (to / file).write_text(json.dumps(content))
@@ -167,7 +167,7 @@ def copied(folder: Path, to: Path, file: str, **fields: Any) -> Path:
 
 
 def picture(rows: int, columns: int, seed: int) -> Picture:
-    """Noise with a gradient, of so many tokens down and across."""
+    """A picture of noise with a gradient, ``rows`` by ``columns`` tokens large."""
     height, width = rows * FACTOR, columns * FACTOR
     noise = np.random.default_rng(seed).integers(0, 128, (height, width, 3))
     gradient = np.linspace(0, 127, width).astype(int)[None, :, None]

@@ -15,7 +15,7 @@ from tests.worker.loading.multimodal_folders import code_of
 
 
 class PictureReference:
-    """transformers' model of a folder, and its processor of pictures that have their size already."""
+    """transformers' model of a folder, and its processor for pictures that have their final size."""
 
     def __init__(self, folder: Path) -> None:
         self.model = code_of(folder).from_pretrained(folder)
@@ -24,7 +24,7 @@ class PictureReference:
         self.processor = processors.from_pretrained(folder, backend="pil")
 
     def processed(self, pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
-        """Patches and grids."""
+        """Patches and grids of the pictures."""
         own = {} if self.has_kinds else {"patch_size": FACTOR}
         return dict(self.processor(images=list(pictures), do_resize=False, return_tensors="pt", **own))
 

@@ -1,4 +1,4 @@
-"""Adapters of models that read pictures: peft's own result, in steps with pictures and in others."""
+"""Adapters of models that read pictures: peft's own results, in steps with and without pictures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINEARS = "(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 
 
 def with_adapter(reference: PictureReference, folder: Path) -> Path:
-    """Put an adapter on the decoder's linears, and save it."""
+    """Adds an adapter to the decoder's linears, and saves it."""
     torch.manual_seed(5)
     config = LoraConfig(
         r=4, lora_alpha=16, target_modules=rf".*language_model.*\.{LINEARS}", init_lora_weights=False
@@ -41,7 +41,7 @@ def with_adapter(reference: PictureReference, folder: Path) -> Path:
 def test_answers_are_those_of_peft(
     model_type: str, dtype: str, picture_folders: PictureFolders, tmp_path: Path
 ) -> None:
-    """Beside the base model's: in bf16, where steps without pictures are compiled, the first tokens."""
+    """Adapter and base model answer side by side; in bf16, with compiled text steps, for two tokens."""
     folder = picture_folders(model_type, dtype)
     reference = PictureReference(folder)
     num_tokens = 8 if dtype == "float32" else 2
@@ -58,7 +58,7 @@ def test_answers_are_those_of_peft(
 
 
 def test_adapters_of_towers_are_refused(picture_folders: PictureFolders, tmp_path: Path) -> None:
-    """Though their layers are numbered like the decoder's."""
+    """An adapter of the vision tower is refused although its layers are numbered like the decoder's."""
     folder = picture_folders("mistral3")
     adapter = with_adapter(PictureReference(folder), tmp_path / "adapter")
     weights = adapter / "adapter_model.safetensors"

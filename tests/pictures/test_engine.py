@@ -1,4 +1,4 @@
-"""What an engine does with pictures beside computing them: keeps, forgets, refuses."""
+"""What an engine does with pictures besides computing them: cache, evict, refuse."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ A, B, C = picture(3, 4, 1), picture(2, 5, 2), picture(6, 3, 3)
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many pictures each run of the encoder had."""
+    """The number of pictures in each run of the encoder."""
     counts: list[int] = []
     plain = VisionTower.encode
 
@@ -44,7 +44,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_history_of_screenshots_is_computed_once(
     picture_folders: PictureFolders, tmp_path: Path, encoded: list[int]
 ) -> None:
-    """Twenty pictures, and then one more: the second turn encodes that one, and computes its tokens."""
+    """After twenty pictures, a turn with one more encodes only that one and prefills only its tokens."""
     shots = [picture(3, 4, seed) for seed in range(21)]
     folder = picture_folders("qwen2_5_vl")
     with picture_engine(folder, tmp_path, num_gpu_blocks_override=200, max_num_batched_tokens=64) as engine:
@@ -73,7 +73,7 @@ def test_equal_tokens_of_other_pictures_share_nothing(
         changed = engine.ask(engine.prompt(20, other, 20))
     assert tokens_of(one) == tokens_of(same) != tokens_of(changed)
     assert same.num_cached_tokens == 48
-    assert changed.num_cached_tokens == 16  # the block before the first that the picture touches
+    assert changed.num_cached_tokens == 16  # the block before the picture's first block
     assert encoded == [1, 1]
 
 
@@ -95,7 +95,7 @@ def test_requests_of_one_step_share_an_output(
 def test_sizes_of_the_encoder_are_as_they_are_set(
     picture_folders: PictureFolders, tmp_path: Path, encoded: list[int]
 ) -> None:
-    """Two pictures of twelve tokens: a step encodes one of them, and only one is kept."""
+    """With limits of twelve tokens, a step encodes one of two such pictures, and one output is cached."""
     sizes = {"encoder_cache_size": 12, "max_num_encoder_input_tokens": 12, "max_pixels": 12 * FACTOR**2}
     other = picture(4, 3, 8)
     with picture_engine(
@@ -120,7 +120,7 @@ def test_a_step_is_cut_before_a_picture_if_asked(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ten tokens of text, twelve of a picture, five of text, in steps of sixteen."""
+    """Steps of sixteen tokens take ten of text, twelve of a picture and five of text."""
     totals: list[int] = []
     plain = Scheduler.plan
 
@@ -143,7 +143,7 @@ def test_a_step_is_cut_before_a_picture_if_asked(
 def test_pixels_that_are_gone_end_their_request_alone(
     picture_folders: PictureFolders, tmp_path: Path
 ) -> None:
-    """And nothing that was computed of them is used again."""
+    """A request whose pixels are lost fails alone, and nothing computed from it is reused."""
     with picture_engine(picture_folders("qwen3_vl"), tmp_path, max_num_batched_tokens=16) as engine:
         lost = engine.prompt(20, C, 20)
         other = engine.prompt(9, A, 9, seed=4)
@@ -155,7 +155,7 @@ def test_pixels_that_are_gone_end_their_request_alone(
         failed = outputs["lost"].outputs[0]
         assert (failed.finish_reason, failed.stop_reason) == (str(FinishReason.ERROR), PICTURE_LOST)
         assert tokens_of(outputs["other"]) == alone
-        again = engine.ask(engine.prompt(20, C, 20))  # its pixels are there again
+        again = engine.ask(engine.prompt(20, C, 20))  # writes the pixels again
         assert again.num_cached_tokens in (0, 16)
     with picture_engine(picture_folders("qwen3_vl"), tmp_path) as engine:
         assert tokens_of(engine.ask(engine.prompt(20, C, 20))) == tokens_of(again)
@@ -163,14 +163,14 @@ def test_pixels_that_are_gone_end_their_request_alone(
 
 @pytest.mark.slow
 def test_what_is_said_of_a_picture_is_checked(picture_folders: PictureFolders, tmp_path: Path) -> None:
-    """By the core itself: other programs speak to it, too."""
+    """The core itself validates pictures, because other programs send requests to it, too."""
     with picture_engine(picture_folders("qwen2_5_vl"), tmp_path, max_pictures=2) as engine:
         tokens, (span,) = engine.prompt(5, A, 5)
         pixels = span.pixels
         assert pixels is not None
         wrong = {
             "has tokens 5 to 29, outside 0 to 22": msgspec.structs.replace(span, length=24),
-            "has 11 tokens, which is not what": msgspec.structs.replace(span, length=11),
+            "has 11 tokens, which does not match": msgspec.structs.replace(span, length=11),
             "has no pixels": msgspec.structs.replace(span, pixels=None),
             "needs a content hash": msgspec.structs.replace(span, content_hash=""),
             "is 32x25 pixels; both sides must be multiples of 8": msgspec.structs.replace(
@@ -221,7 +221,7 @@ def test_without_pictures_it_is_served_as_text(
 def test_it_sleeps_and_takes_other_weights(
     picture_folders: PictureFolders, tmp_path: Path, encoded: list[int]
 ) -> None:
-    """Also with the outputs of an encoder that is dropped: nothing of them is used again."""
+    """After sleep and an update of weights, no encoder output of the old weights is reused."""
     folder = picture_folders("qwen2_5_vl")
     other = copied(folder, tmp_path / "other", "config.json")
     weights = load_file(other / "model.safetensors")
@@ -267,7 +267,7 @@ def test_limits_are_checked(
 
 
 def test_limits_of_a_folder_are_checked(picture_folders: PictureFolders, tmp_path: Path) -> None:
-    """Under either of the names that processors have had; without the file it is a text model."""
+    """Limits are read under both names that processors have used; without the file there are no pictures."""
     folder, file = picture_folders("qwen2_5_vl"), "preprocessor_config.json"
     old = copied(folder, tmp_path / "old", file, size={}, min_pixels=128, max_pixels=6400)
     with picture_engine(old, tmp_path) as engine:

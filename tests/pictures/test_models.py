@@ -37,7 +37,7 @@ def pictures_in(parts: tuple[Part, ...]) -> list[Picture]:
 def test_tokens_are_those_of_transformers(
     model_type: str, picture_folders: PictureFolders, tmp_path: Path
 ) -> None:
-    """At once and in chunks that end within pictures, alone and side by side."""
+    """Tokens are the same in whole steps and in chunks that end within pictures, alone and in a batch."""
     folder = picture_folders(model_type)
     reference = PictureReference(folder)
     with picture_engine(folder, tmp_path) as engine:
@@ -72,7 +72,7 @@ def test_tokens_are_those_of_transformers(
     ids=lambda options: next(iter(options)),
 )
 def test_so_they_are_with(options: dict[str, Any], picture_folders: PictureFolders, tmp_path: Path) -> None:
-    """``num_gpu_blocks_override``: too few for all, so that some are preempted and computed again."""
+    """Tokens stay the same with each option; ``num_gpu_blocks_override`` causes preemption."""
     folder = picture_folders("qwen3_vl")
     reference = PictureReference(folder)
     with picture_engine(folder, tmp_path, **options) as engine:
@@ -88,7 +88,7 @@ def test_so_they_are_with(options: dict[str, Any], picture_folders: PictureFolde
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl"])
 def test_compiled_steps_are_close(model_type: str, picture_folders: PictureFolders, tmp_path: Path) -> None:
-    """In bf16, where text runs through compiled code and pictures do not: as probable as in fp32."""
+    """In bf16, where text runs through compiled code and pictures do not, tokens are nearly as probable."""
     folder = picture_folders(model_type, "bfloat16")
     reference = PictureReference(folder)
     model = reference.model.float()

@@ -1,5 +1,5 @@
-"""Screenshots over HTTP, to a real model: with the clients' own libraries, from turn to turn, and what
-happens to others when a picture is bad."""
+"""Screenshots over HTTP to a real model, sent by clients' own libraries, from turn to turn; and how a bad
+picture affects others."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def folders_of(server: Server) -> set[Path]:
-    """Where this server keeps pixels, in shared memory or where there is none among temporary files: it has a
-    file of each folder open."""
+    """The folders of this server's pixels, found by its open files, in shared memory or temporary ones."""
     found = set()
     for descriptor in Path(f"/proc/{server.process.pid}/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
@@ -64,7 +63,7 @@ def text(said: str) -> dict[str, Any]:
 
 
 def screenshot(seed: int) -> bytes:
-    """1280x720, three quarters of a megabyte: flat parts, and some noise."""
+    """A screenshot of 1280x720 in three quarters of a megabyte: flat parts, and some noise."""
     picture = Image.new("RGB", (1280, 720), (20 * seed % 256, 90, 160))
     picture.paste(noise(600, 400, seed=seed), (100, 100))
     return file_of(picture)
@@ -72,7 +71,7 @@ def screenshot(seed: int) -> bytes:
 
 @pytest.mark.parametrize("size", [(30, 50), (300, 200)])
 def test_answers_are_those_of_transformers(server: Server, folder: Path, size: tuple[int, int]) -> None:
-    """From the picture's file to the last token: its own processor resizes, its own model answers."""
+    """Answers to a picture's file equal those of transformers' processor and model."""
     data = file_of(noise(*size, seed=3))
     with posting(server) as post:
         answer = post(
@@ -101,7 +100,7 @@ def test_answers_are_those_of_transformers(server: Server, folder: Path, size: t
 
 
 def test_a_screenshot_agents_history_hits_its_cache(server: Server) -> None:
-    """Twenty screenshots come with each turn; the second turn computes the new one and what follows."""
+    """Twenty screenshots come with each turn; the second turn computes only the new one and later tokens."""
     shots = [screenshot(seed) for seed in range(20)]
     messages: list[Any] = [{"role": "user", "content": "book a flight"}]
     for turn, shot in enumerate(shots):
@@ -142,7 +141,7 @@ def test_anthropics_library_sends_pictures_in_results(server: Server) -> None:
 
 
 def test_responses_show_pictures_of_stored_turns(server: Server) -> None:
-    """A turn by ``previous_response_id`` has them again, from the stored items."""
+    """A turn with ``previous_response_id`` reads the pictures of earlier turns from the stored items."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         part: Any = {"type": "input_image", "image_url": data_url(screenshot(7)), "detail": "auto"}
         first = client.responses.create(model="tiny", input=[user(part)], max_output_tokens=4)  # type: ignore[list-item]
@@ -156,7 +155,7 @@ def test_responses_show_pictures_of_stored_turns(server: Server) -> None:
 
 
 def test_a_bomb_costs_its_own_request_only(server: Server) -> None:
-    """While another one streams: all its events come, and the decoder goes on."""
+    """A huge picture is decoded and a larger one refused while another request streams to its end."""
     bomb = {"type": "image_url", "image_url": {"url": data_url(flat_png(8000, 7999, "RGBA"))}}
     body = {"model": "tiny", "messages": [user(text("a"), image_url(png()))], "max_tokens": 200}
     body |= {"stream": True, "ignore_eos": True}
@@ -200,7 +199,7 @@ def test_a_decoder_that_was_killed_costs_no_request(server: Server) -> None:
 
 
 def test_forgotten_pictures_are_read_again(server: Server) -> None:
-    """What the encoder has made of them, and pixels; cached blocks stay."""
+    """A reset evicts encoder outputs and pixels but not cached blocks; pictures are read again."""
     with posting(server) as post:
 
         def ask() -> dict[str, Any]:
@@ -222,7 +221,7 @@ def test_forgotten_pictures_are_read_again(server: Server) -> None:
 
 
 def test_flags_limit_pictures_and_name_hosts(folder: Path) -> None:
-    """And each of several API server processes reads pictures."""
+    """Flags limit the number and size of pictures and name hosts, with two API server processes."""
     flags = (
         *("--limit-mm-per-prompt", '{"image": 2}', "--mm-processor-kwargs", '{"max_pixels": 1024}'),
         *("--allowed-media-domains", "127.0.0.1", "--mm-processor-cache-gb", "0.01"),

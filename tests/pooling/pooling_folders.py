@@ -1,4 +1,4 @@
-"""Small folders of models that pool, as sentence-transformers and transformers write them."""
+"""Small folders of pooling models, as sentence-transformers and transformers write them."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def save_embedder(
     in_chat: bool = False,
     **options: Any,
 ) -> Path:
-    """Save a folder of sentence-transformers around a folder of transformers."""
+    """Saves a folder of sentence-transformers around a folder of transformers."""
     torch.manual_seed(0)
     transformer = Transformer(str(source))
-    if not in_chat:  # as all folders published before its release 6
+    if not in_chat:  # like all folders published before its release 6
         transformer.modality_config.pop("message", None)
     size = transformer.get_embedding_dimension()
     pooling = Pooling(size, mode)
@@ -59,7 +59,7 @@ def save_embedder(
 def make_encoder(
     folder: Path, family: str = "bert", *, num_labels: int | None = None, seed: int = 0, **more: Any
 ) -> Path:
-    """A folder of a small encoder, with a classifier if there are labels."""
+    """Makes a folder of a small encoder, with a classifier if there are labels."""
     folder.mkdir(parents=True)
     tokenizer = _word_pieces(family)
     sizes: dict[str, Any] = {
@@ -83,7 +83,7 @@ def make_encoder(
     torch.manual_seed(seed)
     kind: Any = AutoModel if num_labels is None else AutoModelForSequenceClassification
     model = kind.from_config(config)
-    with torch.no_grad():  # as initialized, all prompts are much alike
+    with torch.no_grad():  # with the initial weights, all prompts are much alike
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0.0, 0.3)
@@ -94,7 +94,7 @@ def make_encoder(
 
 def _word_pieces(family: str) -> PreTrainedTokenizerFast:
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    if family == "roberta":  # whose padding is behind its first token
+    if family == "roberta":  # its padding token has id 1
         special[:2] = special[1::-1]
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer()
@@ -107,7 +107,7 @@ def _word_pieces(family: str) -> PreTrainedTokenizerFast:
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
     )
-    kind: Any = PreTrainedTokenizerFast  # which has no types
+    kind: Any = PreTrainedTokenizerFast  # it has no type hints
     wrapped: PreTrainedTokenizerFast = kind(
         tokenizer_object=made,
         pad_token="[PAD]",
@@ -124,8 +124,7 @@ def _word_pieces(family: str) -> PreTrainedTokenizerFast:
 
 
 def make_decoder(folder: Path, family: str = "qwen3", *, num_labels: int | None = None, **more: Any) -> Path:
-    """A folder of a small decoder without a head, as Qwen3-Embedding is published; with labels, one that
-    classifies."""
+    """Makes a folder of a small decoder without a head, like Qwen3-Embedding's, or with a classifier."""
     source = make_model_folder(folder.with_name(f"{folder.name}-source"), family, **more)
     torch.manual_seed(1)
     tokenizer = AutoTokenizer.from_pretrained(source)
@@ -143,7 +142,7 @@ def make_decoder(folder: Path, family: str = "qwen3", *, num_labels: int | None 
 
 
 def set_field(folder: Path, file: str, **fields: Any) -> Path:
-    """Change fields of a JSON file of a folder."""
+    """Changes fields of a JSON file of a folder."""
     path = folder / file
     content = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(content | fields))

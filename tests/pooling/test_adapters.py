@@ -1,4 +1,4 @@
-"""Promises about models that pool, with adapters and asleep: an embedding is peft's, and sleep costs none."""
+"""Promises of pooling models with adapters and sleep: embeddings equal peft's and survive sleep."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.api.server import running_server
 from tests.pooling.pooling_folders import TEXTS, make_decoder, make_encoder, save_embedder, set_field
 from tests.worker.lora.made_adapters import save_adapter
 
-# peft and transformers of today do not go together without one.
+# peft and today's transformers warn of each other.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
 Array = npt.NDArray[np.float32]
@@ -66,7 +66,8 @@ def own(folder: Path, adapter: Path | None = None) -> Array:
 
 
 def test_an_embedding_with_an_adapter_is_pefts(folder: Path, adapters: dict[str, Path]) -> None:
-    """Several in one batch, in chunks, and with equal prompts: what is cached is of one adapter."""
+    """Several adapters in one batch, in chunks and with equal prompts, give peft's embeddings: cached KV
+    belongs to one adapter."""
     paths = [adapters["law"], None, adapters["code"]]
     asked = [
         None if path is None else LoRARequest(path.name, number, str(path))
@@ -90,7 +91,7 @@ def test_an_embedding_with_an_adapter_is_pefts(folder: Path, adapters: dict[str,
 
 
 def test_compiled_steps_are_close(tmp_path: Path) -> None:
-    """Of a model in bf16, whose sizes the kernels take."""
+    """In bf16, with sizes that the kernels support, embeddings are close to peft's."""
     sizes: dict[str, Any] = {"head_dim": 64, "hidden_size": 128, "num_heads": 2, "num_kv_heads": 1}
     source = make_decoder(tmp_path / "plain", dtype="bfloat16", **sizes)
     folder = save_embedder(tmp_path / "whole", source, "lasttoken")
@@ -106,7 +107,7 @@ def test_compiled_steps_are_close(tmp_path: Path) -> None:
 
 
 def test_a_reranker_may_have_an_adapter(tmp_path: Path) -> None:
-    """Its score is that of peft's model by the model card's formula."""
+    """A reranker's score with an adapter is that of peft's model by the model card's formula."""
     source = make_model_folder(tmp_path / "model")
     adapter = save_adapter(source, tmp_path / "adapter", 3)
     overrides = {"classifier_from_token": ["raise", "value"], "is_original_qwen3_reranker": True}
@@ -128,7 +129,7 @@ def test_a_reranker_may_have_an_adapter(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_adapter_is_chosen_as_the_model(folder: Path, adapters: dict[str, Path]) -> None:
-    """Over HTTP, as of a model that generates; what an encoder cannot have is said at the start."""
+    """Over HTTP an adapter is selected by the model's name, as with generating models."""
     flags = ("--enable-lora", "--lora-modules", f"law={adapters['law']}", "--num-gpu-blocks-override", "400")
     with running_server(folder, *flags) as server:
         for name, adapter in (("law", adapters["law"]), (None, None)):
@@ -142,12 +143,12 @@ def test_an_adapter_is_chosen_as_the_model(folder: Path, adapters: dict[str, Pat
 
 
 def test_an_encoder_has_no_adapters(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="enable_lora is not for an encoder"):
+    with pytest.raises(ConfigError, match="enable_lora is not supported for an encoder"):
         small(make_encoder(tmp_path / "bert"), enable_lora=True)
 
 
 def test_it_sleeps_and_takes_other_weights(folder: Path, tmp_path: Path) -> None:
-    """Of a folder that pools alike: another pooling is refused, and costs nothing."""
+    """Embeddings survive sleep; weights with the same pooling are loaded, others refused without effect."""
     source = make_decoder(tmp_path / "plain", seed=7)
     other = save_embedder(tmp_path / "other", source, "lasttoken")
     meaned = save_embedder(tmp_path / "meaned", source, "lasttoken", dense=16)
@@ -165,7 +166,7 @@ def test_it_sleeps_and_takes_other_weights(folder: Path, tmp_path: Path) -> None
 
 
 def test_a_rerankers_row_comes_with_its_weights(tmp_path: Path) -> None:
-    """Not only its layers: the head is another one, too."""
+    """New weights replace the head's rows that score, not only the layers."""
     overrides = {"classifier_from_token": ["raise", "value"], "is_original_qwen3_reranker": True}
     old = make_model_folder(tmp_path / "old")
     new = make_model_folder(tmp_path / "new")

@@ -1,5 +1,5 @@
-"""Promises about ``LLM.classify`` and ``LLM.score``: classes are those of transformers, scores those of
-sentence-transformers."""
+"""Promises of ``LLM.classify`` and ``LLM.score``: classes equal transformers', scores equal
+sentence-transformers'."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUERY = "Which blocks are evicted?"
 
 
 def logits_of(folder: Path, texts: Sequence[str]) -> torch.Tensor:
-    """One by one: nothing is padded."""
+    """Logits of each text alone, without padding."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     with torch.inference_mode():
@@ -74,10 +74,10 @@ def test_each_token_of_a_decoder_has_classes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "qwen3"])
 def test_scores_are_those_of_a_cross_encoder(tmp_path: Path, family: str) -> None:
-    """Which reads both texts together, and tells BERT which is which."""
+    """Scores equal those of a cross-encoder, which reads both texts together, with token types for BERT."""
     make = make_decoder if family == "qwen3" else make_encoder
     folder = make(tmp_path / "model", family, num_labels=1)
-    (folder / "chat_template.jinja").unlink(missing_ok=True)  # by which it would call texts by roles
+    (folder / "chat_template.jinja").unlink(missing_ok=True)  # with it, texts would have roles
     model = CrossEncoder(str(folder), device="cpu")
     expected = model.predict([(QUERY, text) for text in SHORT], batch_size=1)
     with small(folder) as llm:
@@ -135,7 +135,7 @@ def test_what_has_no_score_is_said(tmp_path: Path) -> None:
     with small(folder) as llm:
         with pytest.raises(RequestError, match="has 3 classes; scores need"):
             llm.score(QUERY, SHORT)
-        with pytest.raises(RequestError, match="data_1 must be one text, or as many as data_2: 2 and 5"):
+        with pytest.raises(RequestError, match="data_1 needs one text or as many as data_2, got 2 and 5"):
             llm.score(SHORT[:2], SHORT)
         with pytest.raises(RequestError, match="must not be empty"):
             llm.score(QUERY, [])

@@ -1,4 +1,4 @@
-"""Promises about ``LLM.embed``: an embedding is sentence-transformers' own, however the model is run."""
+"""Promises of ``LLM.embed``: an embedding is sentence-transformers' own, however the model is run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.pooling.pooling_folders import TEXTS, make_decoder, make_encoder, sav
 
 Array = npt.NDArray[np.float32]
 ROUNDING = 5e-6
-"""Of sums in another order, in fp32."""
+"""Rounding of fp32 sums in another order."""
 DECODERS: dict[str, dict[str, Any]] = {
     "qwen3-lasttoken": {"family": "qwen3", "mode": "lasttoken"},
     "llama-mean": {"family": "llama", "mode": "mean"},
@@ -49,7 +49,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Makes the folder of a case, once."""
+    """Returns a function that makes the folder of a case once."""
     root = tmp_path_factory.mktemp("embedders")
 
     @cache
@@ -85,9 +85,9 @@ def own(folder: Path, texts: Sequence[str] = TEXTS, **options: Any) -> Array:
 
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
 def test_an_embedding_is_that_of_sentence_transformers(folders: Any, name: str) -> None:
-    """Also of prompts that take several steps, and of all lengths in one step."""
+    """Embeddings are the same for prompts of several steps and for all lengths in one step."""
     folder = folders(name)
-    # Encoders have a short context, and transformers scans states in Python where it has no kernel.
+    # Encoders have a short context, and transformers scans states in slow Python without a kernel.
     limit = 350 if name in ENCODERS else 100 if name == "qwen3_next-lasttoken" else None
     texts = [text[:limit] for text in TEXTS]
     with embedder(folder, max_num_batched_tokens=48) as llm:
@@ -100,7 +100,7 @@ def test_an_embedding_is_that_of_sentence_transformers(folders: Any, name: str) 
 
 
 def test_prompts_that_begin_alike_are_computed_once(folders: Any) -> None:
-    """Where the last token alone is pooled; else all tokens are needed."""
+    """Prefixes are reused where only the last token is pooled; otherwise all tokens are computed."""
     for name, hits in (("qwen3-lasttoken", True), ("llama-mean", False)):
         long = TEXTS[-1]
         with embedder(folders(name)) as llm:
@@ -112,7 +112,7 @@ def test_prompts_that_begin_alike_are_computed_once(folders: Any) -> None:
 
 
 def test_every_token_has_a_vector_if_asked(folders: Any) -> None:
-    """Behind a cached prefix too, and as transformers has them."""
+    """Each token has transformers' vector, also after a cached prefix."""
     folder = folders("qwen3-lasttoken")
     model = SentenceTransformer(str(folder), device="cpu")
     expected: Any = model.encode(list(TEXTS), output_value="token_embeddings", convert_to_numpy=False)
@@ -125,7 +125,7 @@ def test_every_token_has_a_vector_if_asked(folders: Any) -> None:
 
 
 def test_compiled_steps_are_close(tmp_path: Path) -> None:
-    """Of a model in bf16, whose sizes the kernels take."""
+    """In bf16, with sizes that the kernels support, embeddings are close to sentence-transformers'."""
     source = make_decoder(tmp_path / "plain", "qwen3", dtype="bfloat16", head_dim=64, hidden_size=128)
     folder = save_embedder(tmp_path / "whole", source, ("lasttoken", "mean"))
     with embedder(folder, dtype="bfloat16") as llm:
@@ -150,7 +150,7 @@ def test_two_ranks_and_a_host_tier_change_nothing(folders: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3-lasttoken", "llama-mean"])
 def test_two_stages_change_nothing(folders: Any, name: str) -> None:
-    """In chunks, several steps at once: the last stage answers."""
+    """Two stages give the same embeddings in chunks, with several steps in flight."""
     stages = {"pipeline_parallel_size": 2, "multiprocess": True, "max_num_batched_tokens": 48}
     expected = own(folders(name))
     with embedder(folders(name), **stages) as llm:
@@ -194,7 +194,7 @@ def test_texts_before_an_input_are_named_in_the_folder(tmp_path: Path) -> None:
 
 
 def test_long_inputs_are_refused_or_cut(tmp_path: Path) -> None:
-    """As sentence-transformers cuts them, special tokens included."""
+    """Long inputs are refused, or truncated as sentence-transformers does, special tokens included."""
     source = make_encoder(tmp_path / "plain")
     folder = save_embedder(tmp_path / "bert", source)
     set_field(folder, "sentence_bert_config.json", max_seq_length=20)
@@ -211,7 +211,7 @@ def test_long_inputs_are_refused_or_cut(tmp_path: Path) -> None:
 
 
 def test_a_folder_may_be_meant_for_less_than_the_model_takes(folders: Any, tmp_path: Path) -> None:
-    """Not for more: then the model's own limit counts."""
+    """A folder may lower the model's length limit but not raise it."""
     source = make_decoder(tmp_path / "plain")
     folder = save_embedder(tmp_path / "whole", source, "lasttoken")
     for longest, expected in ((64, 64), (10**6, 4096)):
@@ -237,7 +237,7 @@ def test_what_a_model_does_is_said_to_who_asks_for_something_else(folders: Any, 
 
 
 def test_a_generating_model_pools_if_it_is_told_to(model_folder: Path) -> None:
-    """The last token's state; ``runner`` decides, and the other way round too."""
+    """``runner`` decides whether a generating model pools or generates."""
     with embedder(model_folder, runner="pooling", pooler_config={"pooling_type": "MEAN"}) as llm:
         assert np.linalg.norm(embeddings(llm), axis=-1) == pytest.approx(np.ones(len(TEXTS)), abs=1e-5)
     with embedder(model_folder, runner="generate") as llm:
@@ -252,7 +252,7 @@ def test_a_generating_model_pools_if_it_is_told_to(model_folder: Path) -> None:
         ({"pooler_config": {"pooling_type": "SUM"}}, ConfigError, "pooling_type must be one of"),
         ({"pooler_config": {"step_tag_id": 1}}, ConfigError, "pooler_config has no field 'step_tag_id'"),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, ConfigError, "spec"),
-        ({"load_format": "dummy"}, ConfigError, "load_format dummy is not for a model that pools"),
+        ({"load_format": "dummy"}, ConfigError, "load_format dummy is not supported for a model that pools"),
     ],
 )
 def test_options_that_do_not_fit_are_named(
@@ -269,7 +269,7 @@ def test_options_that_do_not_fit_are_named(
         ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt"),
         ("2_Dense/config.json", {"activation_function": "os.system"}, "names activation 'os.system'"),
         ("2_Dense/config.json", {"bias": True, "use_residual": True}, "use_residual"),
-        ("config.json", {"auto_map": {"AutoModel": "modeling.Model"}}, "needs trust_remote_code"),
+        ("config.json", {"auto_map": {"AutoModel": "modeling.Model"}}, "set trust_remote_code"),
     ],
 )
 def test_what_a_folder_asks_and_is_not_known_is_refused(
@@ -290,7 +290,7 @@ def test_modules_outside_of_the_folder_are_not_read(tmp_path: Path) -> None:
 
 
 def test_a_model_whose_numbers_are_none_fails_one_request(tmp_path: Path) -> None:
-    """The one with the token whose embedding is not a number; others of the step are answered."""
+    """A prompt with a token whose embedding is NaN fails; the next prompts are embedded."""
     source = make_encoder(tmp_path / "bert")
     tensors = load_file(source / "model.safetensors")
     with LLM(source, multiprocess=False) as llm:
@@ -298,13 +298,13 @@ def test_a_model_whose_numbers_are_none_fails_one_request(tmp_path: Path) -> Non
     tensors["embeddings.word_embeddings.weight"][bad] = float("nan")
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
     with embedder(source) as llm:
-        with pytest.raises(EngineGenerateError, match="no finite numbers"):
+        with pytest.raises(EngineGenerateError, match="are not finite"):
             embeddings(llm, [TEXTS[0], "pinned!"])
         assert np.isfinite(embeddings(llm, TEXTS[:2])).all()
 
 
 def test_a_decoder_without_a_head_is_normalized(tmp_path: Path) -> None:
-    """Its last token's row, as V1 makes it, where no file of sentence-transformers says anything."""
+    """Without sentence-transformers' files a decoder pools its last token and normalizes, as in V1."""
     folder = make_decoder(tmp_path / "plain", "qwen3")
     model = SentenceTransformer(str(save_embedder(tmp_path / "whole", folder, "lasttoken")), device="cpu")
     expected = np.asarray(model.encode(list(TEXTS)))
@@ -314,7 +314,7 @@ def test_a_decoder_without_a_head_is_normalized(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 3, 2), (1, 0, 2, 3), (0, 1, 1, 3)])
 def test_modules_in_another_order_are_refused(order: tuple[int, ...], tmp_path: Path) -> None:
-    """They are run in their order, and Normalize before Dense makes another embedding."""
+    """Normalize before Dense, and other orders that would give another embedding, are refused."""
     folder = save_embedder(tmp_path / "bert", make_encoder(tmp_path / "plain", "bert"), dense=16)
     path = folder / "modules.json"
     modules = json.loads(path.read_text())

@@ -1,5 +1,5 @@
-"""Promises about the endpoints of models that pool, kept by real servers: OpenAI's and LangChain's clients
-get their embeddings, and bad input is named and costs nobody else anything."""
+"""Promises of the pooling endpoints, kept by real servers: OpenAI's and LangChain's clients get embeddings,
+and bad input is named and affects no other request."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 
 
 def test_openais_client_gets_embeddings(client: openai.OpenAI, expected: Any) -> None:
-    """In base64, which it asks for unless told otherwise, and as numbers; of texts and of tokens."""
+    """Embeddings come in base64, the client's default, and as numbers, for texts and for tokens."""
     packed = client.embeddings.create(model="tiny", input=SHORT)
     plain = client.embeddings.create(model="tiny", input=SHORT, encoding_format="float")
     for response in (packed, plain):
@@ -197,7 +197,7 @@ def test_metrics_count_what_was_pooled(ranker: Server) -> None:
 
 
 def test_malformed_bodies_are_refused_and_leave_nothing_behind(server: Server) -> None:
-    """As those of other endpoints; most of them name the field."""
+    """Malformed bodies are refused as on other endpoints; most errors name the field."""
     with httpx.Client(base_url=server.url, timeout=60) as http:
         for path, bodies in POOLING_BODIES.items():
             for body in bodies:
@@ -216,8 +216,8 @@ CHAT = [
 
 
 def test_a_chat_is_one_input_by_the_models_template(server: Server) -> None:
-    """As vLLM's clients send it; its tokens are those of the template, which add nothing of a reply unless
-    asked to."""
+    """A chat becomes one input by the model's template, as from vLLM's clients; the template adds a
+    generation prompt on request."""
     with httpx.Client(base_url=server.url, timeout=60) as http:
         for adds in (False, True):
             chat = {"messages": CHAT, "add_generation_prompt": adds}
@@ -239,7 +239,7 @@ def test_a_chat_is_one_input_by_the_models_template(server: Server) -> None:
         ({}, "input", "Give input, or messages"),
         ({"messages": CHAT, "input": "a"}, "messages", "either input or messages"),
         ({"messages": CHAT, "prompt_name": "query"}, "prompt_name", "is for input"),
-        ({"messages": CHAT, "truncate_prompt_tokens": 3}, "messages", "a chat is not cut"),
+        ({"messages": CHAT, "truncate_prompt_tokens": 3}, "messages", "a chat is not truncated"),
         ({"messages": []}, "messages", "must not be empty"),
         ({"messages": CHAT, "chat_template": "{{ 1 }}"}, "chat_template", "--trust-request-chat-template"),
         ({"messages": [{"role": "user", "content": "a " * 9000}]}, "messages", "maximum context length"),
@@ -256,7 +256,7 @@ def test_what_is_wrong_with_a_chat_is_said(
 
 
 def test_a_null_is_a_field_that_is_not_given(server: Server, expected: Any) -> None:
-    """Clients send null for what they leave alone."""
+    """A null counts as a missing field: clients send null for what they do not set."""
     nulls = dict.fromkeys(("encoding_format", "dimensions", "add_special_tokens", "prompt_name", "user"))
     found = httpx.post(f"{server.url}/v1/embeddings", json={"input": SHORT[0], **nulls}, timeout=60)
     assert found.json()["data"][0]["embedding"] == pytest.approx(expected[0], abs=ROUNDING)
@@ -268,7 +268,8 @@ def test_a_null_is_a_field_that_is_not_given(server: Server, expected: Any) -> N
 
 
 def test_documents_are_read_up_to_a_number_of_tokens(server: Server, embedder: Path) -> None:
-    """Cohere's ``max_tokens_per_doc``: what is behind makes no difference, and the whole is sent back."""
+    """With Cohere's ``max_tokens_per_doc``, later tokens of a document change no score, and the whole
+    document is returned."""
     tokenizer = SentenceTransformer(str(embedder), device="cpu").tokenizer
     told = tokenizer(SHORT, add_special_tokens=False, return_offsets_mapping=True)
     cut = [text[: ends[:9][-1][1]] for text, ends in zip(SHORT, told.offset_mapping, strict=True)]

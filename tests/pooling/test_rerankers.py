@@ -1,4 +1,4 @@
-"""Promises about rerankers that are language models: a score is that of the model card's formula, and of
+"""Promises of rerankers that are language models: a score is that of the model card's formula, and of
 sentence-transformers' ``LogitScore``."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDING = 5e-6
 QUERY = "Which blocks are evicted?"
 SHORT = [text[:300] for text in TEXTS]
 NO, YES = "raise", "value"
-"""Two tokens of the small models' vocabulary, in the place of no and yes."""
+"""Two tokens of the small models' vocabulary that replace no and yes."""
 TWO_WAY: dict[str, Any] = {
     "architectures": ["Qwen3ForSequenceClassification"],
     "classifier_from_token": [NO, YES],
@@ -46,16 +46,16 @@ TEMPLATE = (
     + AFTER.replace("\n", "\\n")
     + "' }}"
 )
-"""As V1's examples have one; jinja would take the last line break away."""
+"""A template as in V1's examples; jinja would remove the last line break."""
 
 
 def formatted(document: str, instruction: str = INSTRUCTION) -> str:
-    """As the model card's program writes a pair."""
+    """Formats a pair as the model card's program does."""
     return f"{BEFORE}{instruction}\n<Query>: {QUERY}\n<Document>: {document}{AFTER}"
 
 
 def cards_probs(folder: Path, texts: list[str]) -> list[list[float]]:
-    """The softmax of the logits of no and yes behind each text."""
+    """The softmax of the logits of no and yes after each text."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     rows = tokenizer.convert_tokens_to_ids([NO, YES])
@@ -88,7 +88,7 @@ def scores_of(llm: LLM, *args: Any, **options: Any) -> list[float]:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_score_is_that_of_the_model_card(tmp_path: Path, tied: bool) -> None:
-    """By V1's fields; in a template, or of texts that their client has formatted, as V1 joins them."""
+    """V1's fields configure the score, with a template or with texts that the client has formatted."""
     folder = make_model_folder(tmp_path / "model", tie=tied)
     expected = cards_scores(folder, [formatted(text) for text in SHORT])
     with small(folder, max_num_batched_tokens=64) as llm:
@@ -96,13 +96,13 @@ def test_a_score_is_that_of_the_model_card(tmp_path: Path, tied: bool) -> None:
         whole = [formatted(text).split("\n<Document>") for text in SHORT]
         firsts, seconds = whole[0][0], ["\n<Document>" + second for _, second in whole]
         assert scores_of(llm, firsts, seconds) == pytest.approx(expected, abs=ROUNDING)
-        with pytest.raises(RequestError, match="truncate_prompt_tokens is not for this model: what its"):
+        with pytest.raises(RequestError, match="truncate_prompt_tokens is not supported for this model"):
             llm.score(QUERY, SHORT, truncate_prompt_tokens=20, use_tqdm=False)
     assert max(expected) - min(expected) > 1e-3, "the texts differ"
 
 
 def test_tokens_may_be_classes_of_their_own(folder: Path) -> None:
-    """``no_post_processing``: as many classes as tokens."""
+    """With ``no_post_processing`` each of the tokens is a class."""
     overrides = {"classifier_from_token": [NO, YES], "method": "no_post_processing"}
     expected = cards_probs(folder, SHORT)
     with small(folder, hf_overrides=overrides) as llm:
@@ -124,7 +124,7 @@ def test_two_ranks_score_alike(folder: Path) -> None:
 def test_a_folder_of_sentence_transformers_says_so_itself(
     folder: Path, tmp_path: Path, activation: str, one_token: bool
 ) -> None:
-    """Its ``LogitScore``, its template, its instruction and its activation."""
+    """The folder's ``LogitScore``, template, instruction and activation are used."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     no, yes = (tokenizer.get_vocab()[word] for word in (NO, YES))
     transformer = Transformer(str(folder), transformer_task="text-generation")
@@ -150,7 +150,7 @@ def test_a_folder_of_sentence_transformers_says_so_itself(
 
 @pytest.mark.parametrize("limit", [125, 141, 170])
 def test_a_long_document_is_cut_in_its_template(folder: Path, tmp_path: Path, limit: int) -> None:
-    """As sentence-transformers does: the template's end stays, which the score is read behind."""
+    """A long document is truncated as by sentence-transformers: the end of the template stays."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     no, yes = (tokenizer.get_vocab()[word] for word in (NO, YES))
     transformer = Transformer(str(folder), transformer_task="text-generation")
@@ -164,12 +164,12 @@ def test_a_long_document_is_cut_in_its_template(folder: Path, tmp_path: Path, li
         assert max(lengths) == limit
         assert lengths[3] < limit, "the short one is whole"
         assert [one.outputs.score for one in found] == pytest.approx(expected.tolist(), abs=ROUNDING)
-        with pytest.raises(RequestError, match=r"must be more than the \d+ tokens around a document, got 20"):
+        with pytest.raises(RequestError, match=r"more than \d+, the tokens around the document, got 20"):
             llm.score(QUERY, list(TEXTS), truncate_prompt_tokens=20, use_tqdm=False)
 
 
 def test_a_classifier_may_take_pairs_in_its_template(tmp_path: Path) -> None:
-    """As Qwen3-Reranker is converted: one class, and roles."""
+    """A model converted like Qwen3-Reranker has one class and a template with roles."""
     source = make_decoder(tmp_path / "model", num_labels=1)
     model = CrossEncoder(str(source), device="cpu")
     model[0].processor.chat_template = TEMPLATE
@@ -195,7 +195,7 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
 
 @pytest.mark.slow
 def test_documents_are_ranked_over_http(server: str, folder: Path) -> None:
-    """With V1's flags, as Cohere's and Jina's clients ask."""
+    """A server with V1's flags ranks documents for Cohere's and Jina's clients."""
     expected = cards_scores(folder, [formatted(text) for text in SHORT])
     ranked = httpx.post(f"{server}/v1/rerank", json={"query": QUERY, "documents": SHORT}, timeout=60).json()
     best = sorted(range(len(SHORT)), key=lambda number: -expected[number])
@@ -234,9 +234,9 @@ def test_overrides_that_say_something_else_are_named(folder: Path, overrides: An
 
 
 def test_what_cannot_be_scored_by_tokens_is_named(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="'maybe so' is no token of this model"):
+    with pytest.raises(ModelLoadError, match="'maybe so' is not a token of this model"):
         small(folder, hf_overrides={**TWO_WAY, "classifier_from_token": [NO, "maybe so"]})
-    with pytest.raises(ConfigError, match="needs native code of its model"):
+    with pytest.raises(ConfigError, match="needs native code"):
         small(make_encoder(tmp_path / "bert"))
     gemma = make_model_folder(tmp_path / "gemma", "gemma2")
     with pytest.raises(ModelLoadError, match="caps or divides its logits"):
@@ -262,5 +262,5 @@ def test_a_score_of_a_folder_is_checked(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="needs true_token_id"):
         small(tmp_path / "saved", hf_overrides=None)
     set_field(scoring, "config.json", true_token_id=10**6)
-    with pytest.raises(ModelLoadError, match="1000000 is no token of this model"):
+    with pytest.raises(ModelLoadError, match="1000000 is not a token of this model"):
         small(tmp_path / "saved", hf_overrides=None)

@@ -1,4 +1,4 @@
-"""A real server with several front-end processes, and clients that know which of them they talk to."""
+"""A real server with several API server processes, and clients that know which one they are connected to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.api.server import Server, is_alive, running_server
 from tests.child_processes import children_of
 
 WITHIN_S = 60.0
-"""For what takes a moment, on a machine that has other things to do."""
+"""Timeout for what takes a moment, on a machine with other work."""
 ONE_CONNECTION = httpx.Limits(max_connections=1)
 
 
@@ -37,14 +37,14 @@ class Crowd:
         return children_of(self.server.process.pid, f"from {module} import")
 
     def folder(self) -> Path:
-        """What the front ends share."""
+        """The folder that the API server processes share."""
         environment = Path(f"/proc/{self.front_end_pids()[0]}/environ").read_text().split("\0")
         [metrics] = [line for line in environment if line.startswith("PROMETHEUS_MULTIPROC_DIR=")]
         return Path(metrics.partition("=")[2]).parent
 
     @contextmanager
     def client_of_each(self, count: int = 2) -> Iterator[dict[int, httpx.Client]]:
-        """One client for each front end, by its pid: a connection stays with the process that took it."""
+        """One client for each API server, by pid: a connection stays with the process that accepted it."""
         clients: dict[int, httpx.Client] = {}
         deadline = time.monotonic() + WITHIN_S
         with ExitStack() as stack:
@@ -59,7 +59,7 @@ class Crowd:
 
     @contextmanager
     def client_of(self, pid: int) -> Iterator[httpx.Client]:
-        """A client of this front end."""
+        """A client that is connected to this API server process."""
         deadline = time.monotonic() + WITHIN_S
         while time.monotonic() < deadline:
             with httpx.Client(base_url=self.url, timeout=30, limits=ONE_CONNECTION) as client:
@@ -76,14 +76,14 @@ def running_crowd(model: Path, *flags: str) -> Iterator[Crowd]:
 
 
 def process_of(client: httpx.Client) -> int:
-    """The front end at the other end of this client's one connection."""
+    """The API server process that this client's one connection belongs to."""
     pid = client.get("/load").json()["process_id"]
     assert isinstance(pid, int)
     return pid
 
 
 def metric(client: httpx.Client, name: str, **labels: str) -> float:
-    """A series' value, summed over the labels that are not named; 0 if it is not there."""
+    """A series' value, summed over the labels that are not named; 0 if the series is missing."""
     wanted = [f'{key}="{value}"' for key, value in labels.items()]
     lines = client.get("/metrics").text.splitlines()
     found = [line for line in lines if line.startswith(name + "{") and all(part in line for part in wanted)]
@@ -91,7 +91,7 @@ def metric(client: httpx.Client, name: str, **labels: str) -> float:
 
 
 def until_metric(client: httpx.Client, name: str, value: float) -> None:
-    """Wait for it: metrics follow the core's report, a message behind the answer that caused it."""
+    """Waits for the value: metrics follow the core's report, one message after the answer."""
     deadline = time.monotonic() + WITHIN_S
     while (found := metric(client, name)) != value:
         assert time.monotonic() < deadline, f"{name} stayed at {found}"

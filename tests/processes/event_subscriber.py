@@ -1,4 +1,4 @@
-"""A subscriber of KV events that asks for those it has missed: only ZMQ and msgpack, none of our code."""
+"""A subscriber of KV events that requests missed ones: it uses only ZMQ and msgpack, none of our code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Past = tuple[bytes, int, list[Any] | None]
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on."""
+    """Ports of this machine that no process listens on."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -28,7 +28,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def ask_for_past(context: zmq.Context[zmq.Socket[bytes]], address: str, first: int) -> list[Past]:
-    """What is left from this number on, and the mark at the end."""
+    """The kept batches from this number on, and the end mark."""
     past: list[Past] = []
     with context.socket(zmq.DEALER) as asks:
         asks.linger = 0
@@ -52,7 +52,7 @@ class Subscriber:
         self._context = context
         self._replay = replay
         self.batches: dict[int, list[Any]] = {}
-        """By number."""
+        """Batches by number."""
         self.topics: set[bytes] = set()
 
     @property
@@ -61,11 +61,11 @@ class Subscriber:
 
     @property
     def has_news(self) -> bool:
-        """Whether a message comes within a moment."""
+        """Whether a message arrives within a moment."""
         return bool(self._socket.poll(MOMENT_MS))
 
     def read_until(self, done: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
-        """All events so far, once they are what is awaited; fails if that does not come."""
+        """Returns all events once ``done`` accepts them; fails if it does not in time."""
         deadline = time.monotonic() + TIMEOUT_MS / 1000
         while not done(self.events):
             assert time.monotonic() < deadline, f"nothing came behind {self.events[-3:]}"
@@ -74,11 +74,11 @@ class Subscriber:
                 self.topics.add(topic)
                 self.batches[int.from_bytes(number, "big")] = msgspec.msgpack.decode(payload)
             if not self.has_news or len(self.batches) <= max(self.batches):
-                self._catch_up()  # the last ones may have come before the subscription
+                self._catch_up()  # the last ones may have been sent before the subscription
         return self.events
 
     def take(self) -> None:
-        """Read what has come, if anything comes within a moment."""
+        """Reads all messages that arrive within a moment."""
         while self.has_news:
             topic, number, payload = self._socket.recv_multipart()
             self.topics.add(topic)
@@ -95,8 +95,8 @@ class Subscriber:
 def subscriber(
     address: str, topic: str = "", *, replay: str | None = None, binds: bool = False
 ) -> Iterator[Subscriber]:
-    """``replay``: where past batches are asked for. ``binds``: the publisher connects to ``address``; else it
-    has it, now or soon."""
+    """``replay``: the address for past batches. ``binds``: the publisher connects to ``address``; otherwise
+    the publisher binds it, now or soon."""
     with zmq.Context() as context, context.socket(zmq.SUB) as reads:
         reads.linger = 0
         reads.reconnect_ivl = RECONNECT_MS

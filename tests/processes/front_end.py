@@ -1,4 +1,4 @@
-"""A front end to be killed: starts a core, prints the core's pid, then stays in one state.
+"""A frontend process to be killed: starts a core, prints the core's pid, then stays in one state.
 
 Run as ``python -m tests.processes.front_end STATE FOLDER``; STATE is idle, busy or stuck.
 """
@@ -16,7 +16,7 @@ from tests.processes.support import SignalPolicyFactory, config, core_request
 
 
 def main(state: str, folder: Path) -> None:
-    # Tests that run in the background have had it ignored, for all that they start.
+    # Tests that run in the background start their processes with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gate = folder / "gate"
     if state == "stuck":

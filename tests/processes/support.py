@@ -1,4 +1,4 @@
-"""What the process tests share: waiting with a deadline, requests without a tokenizer, a policy."""
+"""Helpers of the process tests: waiting with a deadline, requests without a tokenizer, policies."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from engine.messages import EngineCoreRequest, JobRef, Signal, ToolGapStarted, T
 from engine.sampling_params import SamplingParams
 
 GONE_WITHIN_S = 2.0
-"""The promise: this long after the other side died."""
+"""The promise: a process ends within this time after the other side died."""
 WITHIN_S = 90.0
-"""Generous: what does not happen in this time does not happen."""
+"""A generous timeout: what has not happened by then never happens."""
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -31,7 +31,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def engine_states(url: str) -> list[str]:
-    """How the cores of a server are, by number."""
+    """The states of a server's cores, by number."""
     data = httpx.get(f"{url}/engines", timeout=60).json()["data"]
     return [engine["state"] for engine in data]
 
@@ -65,13 +65,13 @@ def has_gone(pid: int, within_s: float = GONE_WITHIN_S) -> bool:
 
 
 def freeze(pid: int) -> None:
-    """Stop a child of ours where it is; returns once it has really stopped."""
+    """Stops a child of ours with SIGSTOP; returns once it has really stopped."""
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED)
 
 
 class SignalPolicy(FcfsPolicy):
-    """Answers every signal, refuses bad jobs, and writes down that it was closed."""
+    """Answers every signal, refuses the job "bad", and records that it was closed."""
 
     wants_signals = True
 
@@ -107,7 +107,7 @@ class SignalPolicyFactory:
 
 
 class PinningPolicy(FcfsPolicy):
-    """Holds every turn for a while, and says over a named pipe how long each pin was held."""
+    """Pins every turn for a while, and reports over a named pipe how long each pin was held."""
 
     def __init__(self, hold_s: float, told: Path) -> None:
         self._hold_s = hold_s

@@ -1,4 +1,4 @@
-"""What becomes of a server whose processes are stopped, killed or told to go at odd moments."""
+"""A server whose processes are stopped, killed or terminated at odd moments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def health(crowd: Crowd) -> int:
 
 
 def test_a_front_end_that_is_told_to_stop_takes_no_more(crowd: Crowd) -> None:
-    """It finishes what it has; whoever comes meanwhile is answered by its sibling, and never refused."""
+    """The process finishes its requests; its sibling answers new ones, and none is refused."""
     victim = crowd.front_end_pids()[0]
     with ExitStack() as stack:
         client = stack.enter_context(crowd.client_of(victim))
@@ -56,14 +56,14 @@ def test_a_front_end_that_is_told_to_stop_takes_no_more(crowd: Crowd) -> None:
         for _ in range(40):
             models = httpx.get(f"{crowd.url}/v1/models", timeout=30)
             assert models.status_code == 200, models.text
-            # A core that a busy machine holds up for a second is told by /health, too.
+            # /health also reports a core that a busy machine delays for a second.
             assert "shutting down" not in httpx.get(f"{crowd.url}/health", timeout=30).text
         assert any(lines)
     until(lambda: len(crowd.front_end_pids()) == 2 and victim not in crowd.front_end_pids())
 
 
 def test_a_core_that_stands_still_is_told(crowd: Crowd) -> None:
-    """Stopped, it is not dead: /health is 503 by the time that was named, and 200 when it goes on."""
+    """While a core is stopped, /health is 503 after the configured time, and 200 when it resumes."""
     until(lambda: health(crowd) == 200)
     os.kill(crowd.core_pid(), signal.SIGSTOP)
     try:
@@ -74,8 +74,8 @@ def test_a_core_that_stands_still_is_told(crowd: Crowd) -> None:
 
 
 def test_an_interrupt_while_it_is_loaded_leaves_no_traceback() -> None:
-    """Ctrl-C right after the command was typed. An interrupt that comes while Python itself runs a callback
-    is lost, now and then: then another try counts."""
+    """Ctrl-C during the imports leaves no traceback. Now and then an interrupt that comes while Python runs a
+    callback is lost: then another attempt counts."""
     for _ in range(3):
         code, told = _interrupted_as_it_is_loaded()
         if code != -signal.SIGKILL:
@@ -86,7 +86,7 @@ def test_an_interrupt_while_it_is_loaded_leaves_no_traceback() -> None:
 
 
 def _interrupted_as_it_is_loaded() -> tuple[int, list[str]]:
-    """Exit code and error output; it is killed if it goes on."""
+    """Returns exit code and error output; kills the process if it goes on."""
     command = [sys.executable, "-X", "importtime", "-m", "eval.cli.main", "serve"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -112,7 +112,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_a_killed_server_left_goes_with_the_next_start(temporary: Path) -> None:
-    """Its folder may hold prompts and answers; those of servers that run are not touched."""
+    """The next start removes the folder, which may hold prompts and answers, but no running server's."""
     code = f"""
 import os, signal, tempfile
 tempfile.tempdir = {str(temporary)!r}
@@ -137,7 +137,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 async def test_a_lock_does_not_end_because_the_clock_was_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Front ends share a clock that nobody sets: an hour more or less on the wall changes nothing."""
+    """API servers share a monotonic clock: setting the wall clock an hour ahead or back changes nothing."""
     store = SqliteStore(tmp_path, StoreLimits())
     assert await store.lock("conversation", "first")
     now = time.time()

@@ -1,4 +1,4 @@
-"""Promises about requests that are sent in part: their core gets all of them, or asks."""
+"""Promises of requests that are sent in part: the core gets all tokens, or requests the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def continued(name: str, turn_id: str) -> EngineCoreRequest:
 
 
 def test_only_new_tokens_are_sent() -> None:
-    """Of a prompt that continues a turn which this core was sent; the whole of any other."""
+    """Only new tokens are sent if the prompt continues a turn that went to this core; otherwise all are."""
     prompts = ContinuedPrompts()
     first = request("a", [1, 2])
     assert prompts.to_send(first) is first
@@ -33,14 +33,14 @@ def test_only_new_tokens_are_sent() -> None:
 
 
 def test_a_turn_with_several_answers_is_not_continued() -> None:
-    """None of them is the one that follows the prompt."""
+    """None of several answers is known to be the one that the next prompt continues."""
     prompts = ContinuedPrompts()
     prompts.to_send(request("a", [1, 2], n=2))
     assert prompts.to_send(continued("b", "a")).continues is None
 
 
 def test_what_the_core_wants_is_sent_once() -> None:
-    """The whole request; not again once the core has answered it."""
+    """The whole request is sent once if the core wants it, and not after the core has answered it."""
     prompts = ContinuedPrompts()
     prompts.to_send(request("a", [1, 2]))
     whole, other = continued("b", "a"), continued("c", "a")
@@ -53,7 +53,7 @@ def test_what_the_core_wants_is_sent_once() -> None:
 
 
 def test_an_abort_meanwhile_holds() -> None:
-    """The core gets the request, and is told to end it: it tells the end of each as always."""
+    """The core gets the request and its abort, so that it reports the request's end as always."""
     prompts = ContinuedPrompts()
     prompts.to_send(request("a", [1, 2]))
     whole = continued("b", "a")

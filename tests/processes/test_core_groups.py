@@ -1,4 +1,4 @@
-"""Several engine cores are one server: jobs stay at home, and a core that dies takes nothing else along."""
+"""Several engine cores are one server: jobs stay on their cores, and a dying core ends its requests only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A context long enough that a request outlives what is done to it."""
+    """A model with a context so long that a request outlives the test's actions."""
     return make_model_folder(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=32768)
 
 
@@ -52,7 +52,7 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def group(
     request: pytest.FixtureRequest, long_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """Two cores; at the end no process is left."""
+    """A server of two cores; at the end no process is left."""
     log = tmp_path_factory.mktemp("log") / "stderr"
     with running_server(long_model, *FLAGS, "--api-server-count", str(request.param), log=log) as server:
         yield server
@@ -77,7 +77,7 @@ def all_up(http: httpx.Client) -> bool:
 
 
 def by_engine(http: httpx.Client, name: str) -> list[float]:
-    """The values of a metric, the first core's first."""
+    """The values of a metric, in the order of cores."""
     values = [0.0, 0.0]
     for line in http.get("/metrics").text.splitlines():
         if line.startswith(name + "{"):
@@ -89,13 +89,13 @@ SUCCESS = "vllm:request_success_total"
 
 
 def growth(http: httpx.Client, before: list[float], total: int) -> list[float]:
-    """By how much the count of answers of each core has grown, once it has by this much in all."""
+    """Waits for ``total`` more answers; returns the growth for each core."""
     until(lambda: sum(by_engine(http, SUCCESS)) >= sum(before) + total)
     return [now - then for now, then in zip(by_engine(http, SUCCESS), before, strict=True)]
 
 
 def turn(http: httpx.Client, text: str, said: list[Body], **fields: Any) -> Body:
-    """One more turn of a conversation, which grows by it. The answer's usage."""
+    """Adds one turn to a conversation; returns the answer's usage."""
     said.append({"role": "user", "content": text})
     body = {"messages": said, "max_tokens": 4, "temperature": 0, **fields}
     answer = http.post("/v1/chat/completions", json=body)
@@ -107,7 +107,7 @@ def turn(http: httpx.Client, text: str, said: list[Body], **fields: Any) -> Body
 
 @pytest.mark.parametrize("named", [True, False])
 def test_jobs_come_back_to_their_core(group: Server, http: httpx.Client, named: bool) -> None:
-    """Whichever front end a turn comes to, and whether or not its client names the job."""
+    """A job's turns go to its core, through any API server and whether or not the client names the job."""
     chats: list[list[Body]] = [[] for _ in range(8)]
     before, kind = by_engine(http, SUCCESS), "named" if named else "unnamed"
     for number in range(3):
@@ -119,7 +119,7 @@ def test_jobs_come_back_to_their_core(group: Server, http: httpx.Client, named: 
                 cached = usage["prompt_tokens_details"]["cached_tokens"]
                 assert cached >= usage["prompt_tokens"] // 3, (index, number)
     growth(http, before, 24)
-    # One that holds fewer tokens of named jobs may get all that are unnamed.
+    # A core with fewer tokens of named jobs may get all unnamed jobs.
     assert min(by_engine(http, SUCCESS)) >= 3, "both cores have jobs"
     if named:
         jobs = {job["id"] for job in http.get("/v1/jobs").json()["data"]}
@@ -128,7 +128,7 @@ def test_jobs_come_back_to_their_core(group: Server, http: httpx.Client, named: 
 
 
 def test_signals_reach_the_core_of_the_job(http: httpx.Client) -> None:
-    """A client says how long its tool takes; the core that holds the job answers, and lets go at the end."""
+    """Signals about tools go to the core that holds the job; finishing the job removes it there."""
     for number in range(4):
         said: list[Body] = []
         turn(http, f"signal {number} {SENTENCE * 4}", said, job_id=f"signal-{number}")
@@ -141,7 +141,7 @@ def test_signals_reach_the_core_of_the_job(http: httpx.Client) -> None:
 
 
 def test_answers_of_one_prompt_come_from_one_core(http: httpx.Client) -> None:
-    """Four answers share their prompt's blocks, so they are on one core."""
+    """Four answers share their prompt's blocks, so they run on one core."""
     before = by_engine(http, SUCCESS)
     body = {"prompt": SENTENCE * 6, "n": 4, "max_tokens": 3}
     assert len(http.post("/v1/completions", json=body).json()["choices"]) == 4
@@ -149,7 +149,7 @@ def test_answers_of_one_prompt_come_from_one_core(http: httpx.Client) -> None:
 
 
 def test_a_drained_core_takes_nothing_new(http: httpx.Client) -> None:
-    """Its jobs go on elsewhere, and it takes requests again when that is over."""
+    """A drained core's jobs continue on the other one; it takes requests again when draining is off."""
     for path in ("/drain", "/drain?engine=2", "/drain?engine=-1", "/drain?engine=0&off=maybe"):
         assert http.post(path).status_code == 400, path
     said: list[Body] = []
@@ -164,7 +164,7 @@ def test_a_drained_core_takes_nothing_new(http: httpx.Client) -> None:
 
 
 def streams_on_both(http: httpx.Client, stack: ExitStack) -> dict[int, Iterator[str]]:
-    """An endless stream on each core, by the core's number."""
+    """An endless stream on each core, by core number."""
     found: dict[int, Iterator[str]] = {}
     for engine in (0, 1):
         http.post(f"/drain?engine={1 - engine}")
@@ -176,7 +176,7 @@ def streams_on_both(http: httpx.Client, stack: ExitStack) -> dict[int, Iterator[
 
 
 def test_a_core_that_dies_ends_its_requests_only(group: Server, http: httpx.Client) -> None:
-    """Its stream ends with an error at once, the other goes on; then both take jobs again."""
+    """The dead core's stream ends with an error at once, the other goes on; then both take jobs again."""
     until(lambda: all_up(http))
     with ExitStack() as stack:
         streams = streams_on_both(http, stack)
@@ -184,12 +184,12 @@ def test_a_core_that_dies_ends_its_requests_only(group: Server, http: httpx.Clie
         os.kill(victim, signal.SIGKILL)
         died_s = time.monotonic()
         told = [line for line in streams[1] if line]
-        assert time.monotonic() - died_s < 10  # at once; beside other tests a process may wait for a CPU
+        assert time.monotonic() - died_s < 10  # at once; on a busy machine a process may wait for a CPU
         error = next(line for line in told if '"error"' in line)
         assert "has died" in json.loads(error.removeprefix("data: "))["error"]["message"]
         assert next(line for line in streams[0] if line).startswith("data: ")
         said: list[Body] = []
-        for number in range(4):  # requests meanwhile are answered by the core that is left
+        for number in range(4):  # the remaining core answers requests meanwhile
             turn(http, f"{number} {SENTENCE}", said, job_id="meanwhile")
         assert http.get("/health").status_code == 200
         until(lambda: all_up(http))
@@ -202,7 +202,7 @@ def test_a_core_that_dies_ends_its_requests_only(group: Server, http: httpx.Clie
 
 
 def test_requests_without_an_answer_yet_go_to_another_core(group: Server, http: httpx.Client) -> None:
-    """A frozen core has answered nothing; when it dies, nobody learns of it."""
+    """A frozen core has answered nothing; when it dies, no client notices."""
     until(lambda: all_up(http))
     http.post("/drain?engine=0")
     victim = engines(http)[1]["process_id"]
@@ -218,7 +218,7 @@ def test_requests_without_an_answer_yet_go_to_another_core(group: Server, http: 
 
 
 def test_processes_die_at_random_and_nothing_hangs(group: Server) -> None:
-    """A core or a front end is killed under load. Every request ends, and all is well after."""
+    """A core or an API server is killed under load. Every request ends, and the server recovers."""
     chance = random.Random(4)
     for number in range(4):
         until(lambda: is_well(group.url))
@@ -231,16 +231,16 @@ def test_processes_die_at_random_and_nothing_hangs(group: Server) -> None:
                 body = {**ENDLESS, "prompt": f"round {number}, {stream}", "max_tokens": 200}
                 response = stack.enter_context(client.stream("POST", "/v1/completions", json=body))
                 streams.append(response.iter_lines())
-            with suppress(ProcessLookupError):  # it was about to end, of the kill before
+            with suppress(ProcessLookupError):  # it may have been about to end since the previous kill
                 os.kill(victim, signal.SIGKILL)
             for lines in streams:
-                with suppress(httpx.TransportError):  # its front end was killed
+                with suppress(httpx.TransportError):  # its API server was killed
                     assert [line for line in lines if line]
     until(lambda: is_well(group.url))
 
 
 def test_an_api_server_that_starts_while_no_core_is_up_serves_when_one_is(group: Server) -> None:
-    """All that runs is killed at once, but the process that starts it again."""
+    """Both cores and one API server are killed at once; once all have restarted, the server answers."""
     until(lambda: is_well(group.url))
     front_ends = children_of(group.process.pid, "from engine.api.processes.api_server import")
     killed = [*group.core_pids(), *front_ends[:1]]
@@ -254,7 +254,7 @@ def test_an_api_server_that_starts_while_no_core_is_up_serves_when_one_is(group:
 
 
 def is_well(url: str) -> bool:
-    """Whether both cores are up and have nothing to do."""
+    """Whether both cores are up and idle."""
     try:
         with httpx.Client(base_url=url, timeout=30) as http:
             states = engines(http)
@@ -264,7 +264,7 @@ def is_well(url: str) -> bool:
 
 
 def test_each_core_writes_a_trace_that_replays(long_model: Path, tmp_path: Path) -> None:
-    """The second core's has its number in its name."""
+    """The second core's trace has the core's number in its name."""
     trace = tmp_path / "trace.jsonl"
     with running_server(long_model, *FLAGS, "--trace", str(trace)) as server:
         with httpx.Client(base_url=server.url, timeout=60) as http:
@@ -285,7 +285,7 @@ def continuum(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("front_ends", ["1", "2"])
 def test_a_core_that_cannot_start_ends_the_server(long_model: Path, front_ends: str) -> None:
-    """All cores are stopped, those too that were only launched, and the reason is one sentence."""
+    """One sentence gives the reason, and all cores are stopped, also those that were just launched."""
     flags = ("--port", "0", "--data-parallel-size", "2", "--api-server-count", front_ends)
     told = continuum("serve", str(long_model), *flags, "--kv-cache-memory-bytes", "1")
     assert told.returncode == 1
@@ -294,7 +294,7 @@ def test_a_core_that_cannot_start_ends_the_server(long_model: Path, front_ends: 
 
 @pytest.mark.parametrize("size", ["0", "-1", "1025", "many"])
 def test_a_wrong_number_of_cores_is_refused(long_model: Path, size: str) -> None:
-    """By the flag's name, before anything is started."""
+    """A wrong --data-parallel-size is refused by the flag's name, before anything starts."""
     told = continuum("serve", str(long_model), "--data-parallel-size", size)
     assert told.returncode == 2
     assert "--data-parallel-size" in told.stderr

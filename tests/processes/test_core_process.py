@@ -1,4 +1,4 @@
-"""The core as a process: it starts or says why not, bad messages cost only themselves, death reaches all."""
+"""The core as a process: it starts or says why not, survives bad messages, and clients see its end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def start() -> Iterator[Start]:
 
 
 def tokens_until_finished(client: SyncMPClient, request_id: str) -> tuple[list[int], FinishReason]:
-    """What the core says about one request, to its end."""
+    """The core's tokens for one request, and its finish reason."""
     tokens: list[int] = []
     while True:
         for output in client.get_output().outputs:
@@ -59,7 +59,7 @@ def tokens_until_finished(client: SyncMPClient, request_id: str) -> tuple[list[i
 
 
 def test_a_request_goes_through(start: Start) -> None:
-    """Tokens come back in order over the sockets, with one finish reason."""
+    """Tokens arrive in order over the sockets, with one finish reason."""
     client = start()
     client.add_request(core_request("a-1", max_tokens=30))
     tokens, reason = tokens_until_finished(client, "a-1")
@@ -68,14 +68,14 @@ def test_a_request_goes_through(start: Start) -> None:
 
 
 def test_ready_describes_the_core(start: Start) -> None:
-    """The handshake tells the front end all it has to know."""
+    """The handshake describes the core: blocks, block size, length, and whether it wants signals."""
     ready = start().ready
     assert (ready.num_gpu_blocks, ready.block_size, ready.max_model_len) == (64, 16, 4096)
     assert ready.wants_signals
 
 
 def test_closing_leaves_nothing_behind(start: Start) -> None:
-    """After close the process is gone, by its own exit, and so are its sockets."""
+    """After close the process has exited by itself, and its sockets are gone."""
     client = start()
     client.close()
     assert has_gone(client.pid, 0)
@@ -89,7 +89,7 @@ def failing_policy(context: PolicyContext) -> SchedulingPolicy:
 
 
 def test_a_core_that_cannot_start_says_why() -> None:
-    """The front end raises the same error with the same sentence as the core."""
+    """The client raises the core's error with the same sentence."""
     with pytest.raises(ModelLoadError, match=r"^No weights\.$"):
         SyncMPClient(config(), FakeExecutorFactory(fail_at_start="No weights."), fcfs).await_ready()
     with pytest.raises(ConfigError, match=r"^no such policy$"):
@@ -97,7 +97,7 @@ def test_a_core_that_cannot_start_says_why() -> None:
 
 
 def test_a_factory_that_cannot_be_sent_is_refused() -> None:
-    """A function inside a function cannot cross into another process: said at once, in one sentence."""
+    """A local function cannot cross into another process: it is refused at once, in one sentence."""
 
     def local_policy(context: PolicyContext) -> SchedulingPolicy:
         return fcfs(context)
@@ -107,7 +107,7 @@ def test_a_factory_that_cannot_be_sent_is_refused() -> None:
 
 
 def test_an_unwritable_trace_is_refused(tmp_path: Path) -> None:
-    """A trace path that cannot be opened is a config error naming the option."""
+    """A trace path that cannot be opened is a config error that names the option."""
     traced = config(str(tmp_path / "none" / "trace.jsonl"))
     with pytest.raises(ConfigError, match="trace_path"):
         SyncMPClient(traced, FakeExecutorFactory(), fcfs).await_ready()
@@ -115,7 +115,7 @@ def test_an_unwritable_trace_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("death", ["kill_at_step", "raise_at_step"])
 def test_a_core_that_dies_in_a_step_is_noticed(start: Start, death: str) -> None:
-    """Killed or failed: whoever waits gets EngineDeadError, and so does whoever comes later."""
+    """When the core is killed or fails, waiting and later calls raise EngineDeadError."""
     client = start(**{death: 3})
     client.add_request(core_request("a-1"))
     with pytest.raises(EngineDeadError):
@@ -131,7 +131,7 @@ def test_a_core_that_dies_in_a_step_is_noticed(start: Start, death: str) -> None
 
 
 def test_a_call_in_flight_fails_when_the_core_dies(start: Start) -> None:
-    """A utility whose answer can never come does not wait for it."""
+    """A call whose answer can never come raises."""
     client = start()
     freeze(client.pid)  # it will not answer
     future = client.send_utility("statistics")
@@ -146,7 +146,7 @@ def test_signals_and_calls_do_not_wait_for_a_step(start: Start, tmp_path: Path) 
     os.mkfifo(gate)
     client = start(gate=gate)
     client.add_request(core_request("a-1", max_tokens=2))
-    with gate.open("wb"):  # opened for writing once a step is reading it
+    with gate.open("wb"):  # opening for writing blocks until a step reads
         client.add_request(core_request("b-1"))
         client.abort_requests(["b-1"])
         assert client.get_output().outputs[0].finish_reason is FinishReason.ABORT
@@ -164,7 +164,7 @@ def test_signals_and_calls_do_not_wait_for_a_step(start: Start, tmp_path: Path) 
     ids=["not-msgpack", "cut", "wrong-fields", "empty"],
 )
 def test_a_message_that_cannot_be_read_costs_nobody_else(start: Start, payload: bytes) -> None:
-    """The core lives on, whatever bytes arrive, and other requests do not notice."""
+    """The core survives any bytes, and other requests do not notice."""
     client = start()
     client.add_request(core_request("a-1", max_tokens=200))
     for kind in EngineCoreRequestType:
@@ -176,7 +176,7 @@ def test_a_message_that_cannot_be_read_costs_nobody_else(start: Start, payload: 
 
 
 def test_a_request_that_cannot_be_read_gets_an_error(start: Start) -> None:
-    """As long as its id can be read, its caller learns that it failed."""
+    """If its id can be read, an unreadable request ends with an error."""
     client = start()
     client.send_raw(EngineCoreRequestType.ADD.value, b"\x92\xa7broken-\x01")
     assert tokens_until_finished(client, "broken-") == ([], FinishReason.ERROR)
@@ -184,7 +184,7 @@ def test_a_request_that_cannot_be_read_gets_an_error(start: Start) -> None:
 
 @pytest.mark.parametrize("length", [0, 4096, 100_000])
 def test_a_wrong_prompt_is_that_requests_error(start: Start, length: int) -> None:
-    """What a front end should have refused does not stop the core either."""
+    """A prompt that the API server should have refused does not stop the core."""
     client = start()
     client.add_request(core_request("wrong-1", num_prompt_tokens=length))
     assert tokens_until_finished(client, "wrong-1") == ([], FinishReason.ERROR)
@@ -205,7 +205,7 @@ def test_a_wrong_prompt_is_that_requests_error(start: Start, length: int) -> Non
     ],
 )
 def test_ids_beyond_the_vocabulary_are_that_requests_error(start: Start, wrong: dict[str, Any]) -> None:
-    """The model would read or write beside its own memory with them."""
+    """The core refuses ids with which the model would access memory out of bounds."""
     client = start()
     request = core_request("wrong-1")
     if "prompt" in wrong:
@@ -220,7 +220,7 @@ def test_ids_beyond_the_vocabulary_are_that_requests_error(start: Start, wrong: 
 
 
 def test_a_request_the_policy_fails_on_is_that_requests_error(start: Start) -> None:
-    """It leaves no trace in the core, and a signal that fails is that signal's error too."""
+    """The request leaves nothing in the core; a signal that fails raises for its caller alone."""
     client = start()
     client.add_request(core_request("wrong-1", job=JobRef("bad")))
     assert tokens_until_finished(client, "wrong-1") == ([], FinishReason.ERROR)
@@ -232,7 +232,7 @@ def test_a_request_the_policy_fails_on_is_that_requests_error(start: Start) -> N
 
 
 def test_a_failing_call_is_its_callers_error(start: Start) -> None:
-    """An unknown utility or a policy that raises on a signal fails that call alone."""
+    """An unknown utility, or one with wrong arguments, fails that call alone."""
     client = start()
     with pytest.raises(EngineGenerateError, match="no utility 'explode'"):
         client.call_utility("explode")
@@ -242,7 +242,7 @@ def test_a_failing_call_is_its_callers_error(start: Start) -> None:
 
 
 def test_a_paused_core_waits_and_goes_on(start: Start) -> None:
-    """Paused, it admits nothing and answers calls; resumed, the request that waited is served."""
+    """A paused core admits nothing and answers calls; resumed, it serves the waiting request."""
     client = start()
     client.call_utility("pause")
     client.add_request(core_request("a-1", max_tokens=3))
@@ -253,9 +253,9 @@ def test_a_paused_core_waits_and_goes_on(start: Start) -> None:
 
 @pytest.mark.slow
 def test_an_idle_core_uses_no_time(start: Start) -> None:
-    """Once it has come to rest it sleeps: of a half second without work it uses at most two ticks of 50.
+    """An idle core sleeps: in half a second without work it uses at most two of 50 clock ticks.
 
-    Coming to rest is work, too (memory is handed back), so a few windows are looked at.
+    Becoming idle is work, too (memory is returned), so the least of a few windows counts.
     """
     client = start()
     client.call_utility("statistics")
@@ -268,7 +268,7 @@ def test_an_idle_core_uses_no_time(start: Start) -> None:
 
 
 def test_an_idle_core_wakes_up_for_a_pin(tmp_path: Path) -> None:
-    """Nothing arrives any more, yet the pin of the last turn ends at its deadline, not before, not never."""
+    """The pin of the last turn ends at its deadline although no message arrives."""
     told = tmp_path / "told"
     os.mkfifo(told)
     client = SyncMPClient(config(), FakeExecutorFactory(), PinningPolicyFactory(0.2, told))
@@ -285,14 +285,14 @@ def test_an_idle_core_wakes_up_for_a_pin(tmp_path: Path) -> None:
 
 
 def cpu_ticks(pid: int) -> int:
-    """The processor time of a process as the kernel counts it: whole ticks of 10 ms."""
+    """The CPU time of a process as the kernel counts it: whole ticks of 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
 
 
 def test_what_was_reported_to_a_client_that_has_gone_is_reported_again(start: Start) -> None:
-    """The last report of a busy time goes to one client, here to one that nobody is behind. Else all others
-    would see its requests for ever."""
+    """The last report of a busy time goes to one client, here to one that has left. It must be repeated, or
+    the others would show its requests for ever."""
     client = start()
     notice = msgspec.msgpack.encode(ClientNotice(7))
     client.send_raw(EngineCoreRequestType.JOIN.value, notice)
@@ -305,7 +305,7 @@ def test_what_was_reported_to_a_client_that_has_gone_is_reported_again(start: St
 
 
 def test_both_clients_say_the_same() -> None:
-    """In process or beside it: the same messages for the same request."""
+    """The in-process client and the one of another process get the same messages for a request."""
     mp = SyncMPClient(config(), FakeExecutorFactory(), fcfs)
     inproc = InprocClient(config(), FakeExecutorFactory(), fcfs, MonotonicClock())
     said = []

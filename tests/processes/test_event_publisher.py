@@ -1,4 +1,4 @@
-"""The sockets of KV events: numbers, the past, what is dropped and what an address may be."""
+"""The sockets of KV events: numbering, replay of past batches, drops, and valid addresses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def batch(number: int) -> EventBatch:
 
 
 def test_the_bytes_are_those_of_v1() -> None:
-    """Maps with their type, without fields at their default but for the seven that V1 always has."""
+    """Events are maps with a type; fields at their default are omitted, but for seven that V1 sends."""
     stored = BlockStored([2, 3], 1, [5, 6], 1, None, "GPU", None, [None, ["salt"]], 0, session_id="job")
     events = [stored, BlockRemoved([2], "GPU", 0), AllBlocksCleared()]
     payload = msgspec.msgpack.encode(EventBatch(1.5, events, 0))
@@ -63,7 +63,7 @@ def test_the_bytes_are_those_of_v1() -> None:
 
 
 def test_batches_are_numbered_and_the_last_can_be_asked_for(tmp_path: Path) -> None:
-    """A subscriber that connects has them as they come; the oldest are forgotten."""
+    """A subscriber gets batches as they come and may request past ones; the oldest are dropped."""
     past, port = f"ipc://{tmp_path}/past", free_ports(1)[0]
     address = f"tcp://127.0.0.1:{port}"
     with publisher(f"tcp://*:{port}", topic="kv@a", replay_endpoint=past, buffer_steps=3) as publishes:
@@ -83,7 +83,7 @@ def test_batches_are_numbered_and_the_last_can_be_asked_for(tmp_path: Path) -> N
 
 
 def test_an_address_of_a_host_is_connected_to() -> None:
-    """As V1 has it, for a subscriber that is there first."""
+    """A publisher connects to an address with a host, as in V1, for a subscriber that binds it."""
     address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     with subscriber(address, binds=True) as reads, publisher(address) as publishes:
         number = 0
@@ -110,7 +110,7 @@ def test_nonsense_for_a_request_is_not_answered_and_hurts_nobody(tmp_path: Path)
 
 
 def test_a_full_queue_never_blocks_and_leaves_a_gap(tmp_path: Path) -> None:
-    """Whoever publishes faster than batches are sent goes on; what is lost is counted and has a number."""
+    """Publishing faster than batches are sent never blocks; a lost batch is counted and keeps its number."""
     past, num_published = f"ipc://{tmp_path}/past", 0
     options = {"max_queue_size": 1, "buffer_steps": MOST_BATCHES}
     with publisher(f"ipc://{tmp_path}/events", replay_endpoint=past, **options) as publishes:
@@ -123,7 +123,7 @@ def test_a_full_queue_never_blocks_and_leaves_a_gap(tmp_path: Path) -> None:
             sent: list[Past] = []
             while len(sent) < num_sent:
                 *sent, _ = ask_for_past(context, past, 0)
-            publishes.publish(batch(num_published))  # there is room again
+            publishes.publish(batch(num_published))  # the queue has space again
             while len(sent) == num_sent:
                 *sent, _ = ask_for_past(context, past, 0)
     assert [number for _, number, _ in sent] == [*range(num_sent), num_published]

@@ -1,4 +1,4 @@
-"""What a process lets go of at the end of its start is not missed."""
+"""Dropping file pages at the end of a process's start changes nothing else."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ print(before, after)
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the kernel does not tell")
 def test_what_was_only_read_goes_and_comes_back(tmp_path: Path) -> None:
-    """Most pages of files leave the process; code runs on, files read as before, changed pages stay so."""
+    """Most file pages leave the process; code still runs, files read as before, changed pages stay."""
     file = tmp_path / "file"
     file.write_bytes(bytes(range(1, 256)) * 2**15)
     told = subprocess.run(
@@ -53,6 +53,6 @@ def test_what_was_only_read_goes_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_it_may_be_done_at_any_time() -> None:
-    """Nothing else in the process notices."""
+    """Pages may be dropped repeatedly, without effect on the process."""
     drop_file_pages()
     drop_file_pages()

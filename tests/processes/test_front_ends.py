@@ -1,4 +1,4 @@
-"""Several front-end processes are one server: whichever of them answers, and whichever of them dies."""
+"""Several API server processes are one server: any of them answers, and any may die."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A context long enough that a request outlives what is done to it."""
+    """A model with a context so long that a request outlives the test's actions."""
     return make_model_folder(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=32768)
 
 
 @pytest.fixture(scope="module")
 def crowd(long_model: Path) -> Iterator[Crowd]:
-    """Ends with kill -9 of the parent, which must leave nothing behind."""
+    """A crowd that ends with kill -9 of the parent, which must leave nothing behind."""
     with running_crowd(long_model, *FLAGS, "--max-num-queued-reqs", "4") as running:
         yield running
         pids, folder = running.all_pids(), running.folder()
@@ -69,7 +69,7 @@ def crowd(long_model: Path) -> Iterator[Crowd]:
 
 
 def endless_stream(stack: ExitStack, client: httpx.Client) -> Iterator[str]:
-    """Lines of a stream that has begun; letting go of them ends it."""
+    """Lines of a stream that has begun; closing ``stack`` ends it."""
     response = stack.enter_context(client.stream("POST", "/v1/completions", json=ENDLESS))
     assert response.status_code == 200
     lines = response.iter_lines()
@@ -82,7 +82,7 @@ def rest_of(lines: Iterator[str]) -> list[str]:
 
 
 def test_all_processes_serve_the_same(crowd: Crowd) -> None:
-    """Connections reach both, and both give the same answer."""
+    """Connections reach both processes, and both give the same answer."""
     with crowd.client_of_each() as clients:
         assert sorted(clients) == sorted(crowd.front_end_pids())
         answers = [client.post("/v1/completions", json=GREEDY).json() for client in clients.values()]
@@ -92,7 +92,7 @@ def test_all_processes_serve_the_same(crowd: Crowd) -> None:
 
 
 def test_one_scrape_tells_of_all(crowd: Crowd) -> None:
-    """Counts add up over the processes, what the core says is not summed, and both say the same."""
+    """Counts add up over processes, the core's metrics are not summed, and both return the same."""
     with crowd.client_of_each() as clients:
         one, two = clients.values()
         before = {
@@ -114,7 +114,7 @@ def test_one_scrape_tells_of_all(crowd: Crowd) -> None:
 
 
 def test_a_jobs_pin_is_found_from_the_other_process(crowd: Crowd) -> None:
-    """Turn one comes through one process, turn two through the other: it takes over what was held."""
+    """Turn one goes through one process, turn two through the other: it takes over the pin."""
     job = {"job_id": "travelling", "max_tokens": 4, "temperature": 0}
     messages = [{"role": "user", "content": SENTENCE}]
     with crowd.client_of_each() as clients:
@@ -134,7 +134,7 @@ def test_a_jobs_pin_is_found_from_the_other_process(crowd: Crowd) -> None:
 
 
 def test_limits_count_over_all_processes(crowd: Crowd) -> None:
-    """Four requests may be in hand: with two at each process neither takes a fifth, until one has left."""
+    """At most four requests are open: with two at each process both refuse a fifth, until one has ended."""
     with crowd.client_of_each() as clients, ExitStack() as stack:
         others = [httpx.Client(base_url=crowd.url, timeout=30) for _ in range(2)]
         streams = [endless_stream(stack, client) for client in (*clients.values(), *others)]
@@ -154,7 +154,7 @@ def test_limits_count_over_all_processes(crowd: Crowd) -> None:
 
 
 def test_a_killed_front_end_takes_only_its_own_along(crowd: Crowd) -> None:
-    """kill -9 of one: its requests end in the core, the other's go on, and another takes its place."""
+    """After kill -9 of one process its requests end in the core, the other's go on, and it is replaced."""
     with crowd.client_of_each() as clients, ExitStack() as stack:
         (victim, one), (survivor, two) = clients.items()
         broken, living = endless_stream(stack, one), endless_stream(stack, two)
@@ -176,7 +176,7 @@ def test_a_killed_front_end_takes_only_its_own_along(crowd: Crowd) -> None:
 
 
 def test_a_polite_end_of_all(long_model: Path) -> None:
-    """Ctrl-C, which a terminal sends to every process: streams of both get their grace, then an error."""
+    """On Ctrl-C, which a terminal sends to every process, streams of both get their grace, then an error."""
     with running_crowd(long_model, *FLAGS, "--shutdown-grace-s", "0.5") as crowd:
         pids, folder = crowd.all_pids(), crowd.folder()
         with crowd.client_of_each() as clients, ExitStack() as stack:
@@ -196,7 +196,7 @@ def test_a_polite_end_of_all(long_model: Path) -> None:
 
 
 def test_the_death_of_the_core_reaches_all(long_model: Path) -> None:
-    """kill -9 of the core: an error in the streams of both within 2 s, then 503, and exit code 1."""
+    """On kill -9 of the core, streams of both end with an error within 2 s, then 503, and exit code 1."""
     with running_crowd(long_model, *FLAGS) as crowd:
         pids = crowd.all_pids()
         with crowd.client_of_each() as clients, ExitStack() as stack:
@@ -217,7 +217,7 @@ def test_the_death_of_the_core_reaches_all(long_model: Path) -> None:
 def test_why_it_cannot_start_is_one_sentence(
     capsys: pytest.CaptureFixture[str], long_model: Path, tmp_path: Path
 ) -> None:
-    """Whether the core finds it or a front end, the parent says it and leaves."""
+    """Whether the core or an API server finds the error, the parent reports it and exits."""
     several = ("--port", "0", "--api-server-count", "2")
     assert main(["serve", str(tmp_path), *several]) == 1
     [core_says] = capsys.readouterr().err.splitlines()
@@ -230,7 +230,7 @@ def test_why_it_cannot_start_is_one_sentence(
 
 
 def test_a_client_closes_after_the_end_of_its_core_was_told(tmp_path: Path) -> None:
-    """Else the thread that tells it would ask for a socket of what is being taken down."""
+    """``close`` waits for the thread that reports the core's end and would use a closed socket."""
     told = threading.Event()
 
     class LateNews(JoinedCore):
@@ -253,7 +253,7 @@ def test_a_client_closes_after_the_end_of_its_core_was_told(tmp_path: Path) -> N
 
 @pytest.mark.timeout(30)
 async def test_a_client_that_closes_as_its_core_ends_waits_for_nobody(tmp_path: Path) -> None:
-    """The news may come while the socket that it is for is being closed: then nobody will read it."""
+    """``close`` does not wait for news of the core's end that arrives while its socket is being closed."""
     for _ in range(3000):
         client = AsyncMPClient(
             JoinedCore(ClientHandle(str(tmp_path), os.getpid(), cast(EngineReady, None), 1))
@@ -263,8 +263,8 @@ async def test_a_client_that_closes_as_its_core_ends_waits_for_nobody(tmp_path: 
 
 
 async def test_a_core_that_ended_as_it_was_joined_is_one_that_is_to_come(tmp_path: Path) -> None:
-    """Its folder is gone with it. Those that are up serve, be they none, and the news of the next one are
-    still read."""
+    """A core that ended while it was joined counts as down: its folder is gone. The group serves with its
+    other cores, even with none, and later news are still read."""
     ready, gone = EngineReady(9, 100, 16, 10, "bfloat16"), tmp_path / "gone"
     ended = ClientHandle(str(gone), os.getpid(), ready, 1)
     with pytest.raises(EngineDeadError):
@@ -279,7 +279,7 @@ async def test_a_core_that_ended_as_it_was_joined_is_one_that_is_to_come(tmp_pat
 async def test_a_request_of_a_dead_core_ends_where_the_others_die_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was to go to another one, which ended just then."""
+    """A dead core's request moves to another core, which has just ended: the request fails."""
 
     def ended_just_now(*_: object) -> None:
         raise EngineDeadError

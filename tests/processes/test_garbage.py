@@ -1,4 +1,4 @@
-"""When a process lets go of what its work has touched: at a rest, and not before it has worked."""
+"""A process frees what its work has touched at its first idle time, and not before it has worked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.process.trim import POLL_S, await_idle_after
 
 
 class Worked:
-    """A process that uses so much time of its cores from one look to the next."""
+    """A process that uses the given CPU time between two looks."""
 
     def __init__(self, used_s: Iterable[float]) -> None:
         self._used_s = iter(used_s)
@@ -34,14 +34,14 @@ class Worked:
     ids=["a burst", "clocks alone", "a long work", "short works"],
 )
 def test_it_lets_go_at_the_first_rest_after_its_work(used_s: list[float], looks: int) -> None:
-    """A rest before the work, a pause of it and the work's own end are told apart."""
+    """Idle time before the work, short pauses and the end of the work are distinguished."""
     process = Worked(used_s)
     await_idle_after(0.05, lambda: process.cpu_s, process.sleep)
     assert process.looks == looks
 
 
 def test_it_waits_as_long_as_there_is_work() -> None:
-    """A server that never rests keeps what it uses."""
+    """A server that is never idle frees nothing."""
     process = Worked([1.5] * 100)
     with pytest.raises(StopIteration):
         await_idle_after(0.05, lambda: process.cpu_s, process.sleep)

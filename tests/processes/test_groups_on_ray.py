@@ -1,4 +1,4 @@
-"""A group whose cores Ray places: a real cluster of three nodes, with room for one core each."""
+"""A group whose cores Ray places: a real cluster of three nodes, each with a CPU for one core."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def complete(server: Server, prompt: list[int], **fields: Any) -> Body:
 
 @pytest.mark.long
 def test_cores_on_three_nodes_are_one_server(model_folder: Path, cluster: Any, tmp_path: Path) -> None:
-    """Jobs come back to their cores and get transformers' tokens. A node that is killed under load costs
-    what ran there; Ray starts its core on a node that comes. None of it is left at the end."""
+    """Jobs stay on their cores and get transformers' tokens. A node that is killed under load ends only its
+    requests; Ray starts its core on a new node. At the end no process is left."""
     doomed = [add_node(cluster), add_node(cluster)][0]
     folder, (port,) = model_folder, free_ports(1)
     flags = (*LIMITS, *GROUP, "--data-parallel-rpc-port", str(port))
@@ -72,8 +72,8 @@ def test_cores_on_three_nodes_are_one_server(model_folder: Path, cluster: Any, t
 def test_processes_that_are_killed_are_started_again_or_end(
     model_folder: Path, cluster: Any, tmp_path: Path
 ) -> None:
-    """A server begins with the core for which there is room, and has the other when a machine comes. Ray
-    starts a node's process again, and with it its core; those of a head that was killed end."""
+    """A server begins with the one core that fits and gets the other when a node joins. Ray restarts a killed
+    node process, and with it its core; the cores of a killed head end."""
     (port,) = free_ports(1)
     group = ("--data-parallel-size", "2", "--data-parallel-size-min", "1", "--data-parallel-backend", "ray")
     flags = (*LIMITS, *group, "--data-parallel-rpc-port", str(port))
@@ -130,8 +130,8 @@ def a_node_is_killed(server: Server, cluster: Any, node: Any) -> None:
     ("flags", "sentence"),
     [
         (("--data-parallel-backend", "ray"), "data_parallel_backend ray needs data_parallel_size above 1"),
-        ((*GROUP, "--headless", "--data-parallel-size-local", "1"), "it goes without headless"),
-        ((*GROUP, "--distributed-executor-backend", "ray"), "goes with distributed_executor_backend mp"),
+        ((*GROUP, "--headless", "--data-parallel-size-local", "1"), "headless must be off"),
+        ((*GROUP, "--distributed-executor-backend", "ray"), "needs distributed_executor_backend mp"),
         (GROUP, "RAY_ADDRESS: no Ray cluster answers at 127.0.0.1:1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A group whose cores are on other nodes: a head with API servers, and a node without, over TCP."""
+"""A group with cores on other nodes: a head with API servers, and a node without, over TCP."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A context long enough that a request outlives what is done to it."""
+    """A model with a context so long that a request outlives the test's actions."""
     return make_model_folder(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=32768)
 
 
@@ -58,7 +58,7 @@ class Node:
             )
 
     def core(self) -> int | None:
-        """Process id of its core, while there is one."""
+        """Process id of the node's core, while there is one."""
         return next(iter(children_of(self.process.pid, CORE)), None)
 
     def kill(self) -> None:
@@ -81,7 +81,7 @@ def head_flags(port: int, *, num_local: int = 1) -> tuple[str, ...]:
 
 
 def turn(server: Server, said: list[Body], text: str, **fields: Any) -> Body:
-    """One more turn of a conversation, which grows by it; its usage."""
+    """Adds one turn to a conversation; returns its usage."""
     said.append({"role": "user", "content": text})
     body = {"messages": said, "max_tokens": 4, "temperature": 0, **fields}
     answer = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=60)
@@ -92,7 +92,7 @@ def turn(server: Server, said: list[Body], text: str, **fields: Any) -> Body:
 
 
 def served_by(server: Server) -> list[float]:
-    """Answers by core."""
+    """The number of answers by core."""
     counts = [0.0, 0.0]
     for line in httpx.get(server.url + "/metrics", timeout=60).text.splitlines():
         if line.startswith("vllm:request_success_total{"):
@@ -102,7 +102,7 @@ def served_by(server: Server) -> list[float]:
 
 @contextmanager
 def endless_streams(server: Server, count: int) -> Iterator[None]:
-    """Answers that go on, each of which has begun."""
+    """Opens endless streams, each of which has begun."""
     with ExitStack() as stack:
         http = stack.enter_context(httpx.Client(base_url=server.url, timeout=60))
         streams = [http.stream("POST", "/v1/completions", json=ENDLESS) for _ in range(count)]
@@ -116,9 +116,8 @@ def endless_streams(server: Server, count: int) -> Iterator[None]:
 @pytest.mark.long
 @pytest.mark.parametrize("front_ends", ["2"])
 def test_cores_of_two_nodes_are_one_server(long_model: Path, tmp_path: Path, front_ends: str) -> None:
-    """Jobs come back to their core, on whichever node it is. A node that is killed under load is noticed
-    within seconds, and the head goes on; one that comes back is taken in, and waits when the head has
-    gone."""
+    """Jobs stay on their core, on whichever node. A node that is killed under load is noticed within seconds,
+    and the head goes on; a new node joins, and waits when the head has gone."""
     (port,) = free_ports(1)
     with ExitStack() as stack:
         node = stack.enter_context(running_node(long_model, port, tmp_path / "node"))
@@ -164,8 +163,8 @@ def a_node_is_killed(server: Server, node: Node) -> None:
 
 @pytest.mark.parametrize("front_ends", ["1"])
 def test_a_core_is_added_while_the_server_serves(long_model: Path, tmp_path: Path, front_ends: str) -> None:
-    """The head begins with its own. A node that comes takes new jobs and leaves the others at home; drained
-    and stopped it is gone, and nobody has noticed."""
+    """The head begins with its own core. A node that joins takes new jobs and leaves others at home; drained
+    and stopped, it leaves without an error to any client."""
     (port,) = free_ports(1)
     flags = (*head_flags(port), "--data-parallel-size-min", "1", "--api-server-count", front_ends)
     with running_server(long_model, *flags) as server:
@@ -191,7 +190,7 @@ def test_a_core_is_added_while_the_server_serves(long_model: Path, tmp_path: Pat
 
 
 def test_a_head_without_cores(long_model: Path, tmp_path: Path) -> None:
-    """It waits for its nodes, in whichever order they come, and serves when all are there."""
+    """The head waits for its nodes, in any order, and serves when all are there."""
     (port,) = free_ports(1)
     with (
         running_node(long_model, port, tmp_path / "0", rank=0),
@@ -203,7 +202,7 @@ def test_a_head_without_cores(long_model: Path, tmp_path: Path) -> None:
 
 
 def test_who_does_not_belong_is_refused(long_model: Path, tmp_path: Path) -> None:
-    """By a sentence that names the setting and both values, on both sides; the head goes on waiting."""
+    """Head and node report one sentence with the setting and both values; the head goes on waiting."""
     (port,) = free_ports(1)
     with (
         running_node(long_model, port, tmp_path / "other", "--max-model-len", "512") as other,
@@ -243,7 +242,7 @@ def test_what_makes_no_group_is_said(long_model: Path, flags: tuple[str, ...], s
 
 @pytest.mark.long
 def test_cores_of_two_machines_share_experts(tmp_path: Path) -> None:
-    """They meet at the port behind the head's, and end and come back together."""
+    """The cores connect over the port after the head's, and end and restart together."""
     model = make_model_folder(tmp_path / "moe", **VARIANTS["qwen3-moe"], max_position_embeddings=32768)
     port, shared = free_ports(1)[0], "--enable-expert-parallel"
     body = {"prompt": "one two three", "max_tokens": 8, "temperature": 0}

@@ -1,4 +1,4 @@
-"""Engine cores that have a model's experts among them: each token goes through those of all cores."""
+"""Engine cores that divide a model's experts among them: each token goes through the experts of all cores."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def answer(url: str, prompt: list[int]) -> list[int]:
 
 
 def listening_at(pid: int) -> set[str]:
-    """The addresses at which a process listens over IPv4 and IPv6, as the kernel writes them."""
+    """The addresses at which a process listens over IPv4 and IPv6, in the kernel's format."""
     sockets = set()
     for each in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile
@@ -63,7 +63,7 @@ def listening_at(pid: int) -> set[str]:
 
 
 def num_answers(url: str) -> list[float]:
-    """Of each core."""
+    """The number of answers of each core."""
     counts = [0.0, 0.0]
     for line in httpx.get(f"{url}/metrics", timeout=60).text.splitlines():
         if line.startswith("vllm:request_success_total{"):
@@ -89,7 +89,7 @@ def shared(folder: Path, *flags: str) -> Iterator[Server]:
     ],
 )
 def test_the_tokens_are_those_of_one_core(name: str, flags: tuple[str, ...], tmp_path: Path) -> None:
-    """Whichever core has the request, beside what others compute and while the other core has nothing."""
+    """Tokens are the same on either core, in concurrent requests and while the other core is idle."""
     folder = folder_of(name, tmp_path)
     with running_server(folder, *FLAGS) as alone:
         wanted = answers(alone.url)
@@ -101,7 +101,7 @@ def test_the_tokens_are_those_of_one_core(name: str, flags: tuple[str, ...], tmp
 
 @pytest.mark.long
 def test_they_end_and_come_back_together(tmp_path: Path) -> None:
-    """One is killed while both have requests, then the other one while nothing runs."""
+    """One core is killed while both have requests, then another while nothing runs: both restart together."""
     endless = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with (
         shared(folder_of("qwen3-moe", tmp_path), "--api-server-count", "2") as server,
@@ -155,7 +155,7 @@ def test_what_they_cannot_do_is_refused(
 def test_a_number_of_experts_that_cannot_be_divided_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """By the flag, once the model is known."""
+    """A number of cores that does not divide the experts is refused by its flag, once the model is known."""
     folder = folder_of("gpt-oss", tmp_path)
     flags = ("--port", "0", *FLAGS, "--data-parallel-size", "4", "--enable-expert-parallel")
     assert main(["serve", str(folder), *flags]) == 2

@@ -1,4 +1,4 @@
-"""Whichever way a front end ends, its core ends too; a core that ends alone is noticed."""
+"""However a frontend process ends, its core ends too; a core that ends alone is noticed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def front_end(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A Python process in a group of its own, and the pid of its core, which it prints."""
+    """A Python process in its own process group, and the pid of its core, which it prints."""
     process = subprocess.Popen(
         [sys.executable, *map(str, arguments)],
         cwd=ROOT,
@@ -51,7 +51,7 @@ def front_end(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], i
 @pytest.mark.parametrize("state", ["idle", "busy", "stuck"])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_the_core_ends_with_its_front_end(name: str, state: str, tmp_path: Path) -> None:
-    """On any signal, and even in the middle of a step that never ends, both are gone within two seconds."""
+    """On any signal, even in the middle of a step that never ends, both are gone within two seconds."""
     with front_end("-m", "tests.processes.front_end", state, tmp_path) as (process, core_pid):
         if name == "SIGINT":  # a terminal sends it to the whole group
             os.killpg(process.pid, signal.SIGINT)
@@ -87,7 +87,7 @@ def test_a_script_without_a_main_guard_can_be_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_sigterm_to_the_core_alone_ends_it_cleanly(busy: bool, tmp_path: Path) -> None:
-    """The core saves its state and exits with 0; its front end gets an error, not silence."""
+    """The core saves its state and exits with 0; its client raises EngineDeadError."""
     mark = tmp_path / "closed"
     client = SyncMPClient(config(), FakeExecutorFactory(), SignalPolicyFactory(mark))
     try:
@@ -110,7 +110,7 @@ def read_on(client: SyncMPClient) -> NoReturn:
 
 
 def test_sigint_to_the_core_is_left_to_the_front_end() -> None:
-    """Ctrl-C reaches the whole group; the core goes on until its front end says otherwise."""
+    """Ctrl-C reaches the whole group; the core goes on until its frontend ends it."""
     client = SyncMPClient(config(), FakeExecutorFactory(), SignalPolicyFactory())
     try:
         client.await_ready()

@@ -1,4 +1,4 @@
-"""Suites of the HTTP surface, run again against a server of two cores: to a client it is one."""
+"""Suites of the HTTP API, run again on a server of two cores: clients see no difference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_suites_of_jobs_signals_and_responses_pass() -> None:
-    """The server of all their tests has two cores; those that start their own are left out."""
+    """All these tests run on a server of two cores, except those that start their own server."""
     files = [str(REPOSITORY / "tests" / "api" / f"{name}.py") for name in SUITES]
     told = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", "not slow", *files],

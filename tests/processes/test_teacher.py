@@ -1,4 +1,4 @@
-"""The thread that has lessons learned by a process of its own."""
+"""The thread whose lessons are learned in a separate process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_lessons_become_models() -> None:
-    """Of too few jobs none comes, and the next lesson is asked for all the same; calls are one, too."""
+    """Too few jobs give no model, and the next lesson is taken all the same; calls are a lesson, too."""
     lessons = [made_jobs(2), made_jobs(5), made_calls(120)]
     told: list[ModelLearned] = []
     came = threading.Event()
@@ -47,7 +47,7 @@ def test_lessons_become_models() -> None:
 
 
 def test_a_trainer_that_fails_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """And nothing more is learned: what made it fail would again."""
+    """After a failure nothing more is learned: the cause would make the next lesson fail, too."""
     asked = []
 
     def take() -> Lesson:
@@ -63,7 +63,7 @@ def test_a_trainer_that_fails_is_one_warning(caplog: pytest.LogCaptureFixture) -
 
 
 def test_closing_kills_a_trainer_that_runs() -> None:
-    """A server that stops waits for none."""
+    """A server that stops kills the running trainer."""
     begun = threading.Event()
 
     def take() -> Lesson:
@@ -80,7 +80,7 @@ def test_closing_kills_a_trainer_that_runs() -> None:
 def test_a_lesson_that_takes_too_long_is_the_last(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its process is killed; the server goes on without."""
+    """The trainer's process is killed; the server goes on without lessons."""
     monkeypatch.setattr(teacher, "MAX_LESSON_S", 0.01)
     with caplog.at_level(logging.WARNING):
         running = Teacher(TRAINER, lambda: partial(msgspec.msgpack.encode, made_jobs(60)), lambda model: None)

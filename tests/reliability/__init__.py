@@ -1,1 +1,1 @@
-"""Attacks on a running server, each a command with figures: ``python -m tests.reliability.NAME``."""
+"""Attacks on a running server, each a command that prints figures: ``python -m tests.reliability.NAME``."""

@@ -1,4 +1,4 @@
-"""A server to be attacked, what it takes of memory, and a normal client beside the attack."""
+"""A server to attack, its memory, and a normal client during the attack."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _TOKENS_TOLD = re.compile(rb'"(?:completion|output)_tokens": ?(\d+)')
 
 @contextmanager
 def attacked_server(*flags: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
-    """With the model that comes along; its answers are real."""
+    """Starts a server with the bundled model."""
     with running_server(folder(), *POOL, *flags, environment=environment) as server:
         yield server
 
 
 def resident_mib(pid: int, highest: bool = False) -> float:
-    """What a process holds, or the most that it has held."""
+    """The memory that a process holds, or the most that it has held."""
     text = Path(f"/proc/{pid}/status").read_text()
     return int(text.split("VmHWM:" if highest else "VmRSS:")[1].split()[0]) / 1024
 
 
 def shown(seconds: Sequence[float]) -> str:
-    """Median, 99th percentile and worst, in milliseconds."""
+    """Formats median, 99th percentile and worst, in milliseconds."""
     if not seconds:
         return "none answered"
     ranked = sorted(seconds)
@@ -43,13 +43,13 @@ def shown(seconds: Sequence[float]) -> str:
 
 
 def is_long(answer: bytes) -> bool:
-    """Whether this is an answer of so many tokens that making it is what takes its time."""
+    """Whether the answer has so many tokens that generating them takes most of its time."""
     told = [int(number) for number in _TOKENS_TOLD.findall(answer)]
     return max([answer.count(b"data: "), *told]) > MANY_TOKENS
 
 
 class Probe:
-    """Asks for something small again and again, and notes how long that takes."""
+    """Sends a small request again and again, and records how long each takes."""
 
     def __init__(self, url: str, path: str = "/health", timeout_s: float = 60.0) -> None:
         self.seconds: list[float] = []

@@ -1,4 +1,4 @@
-"""Mutated bodies to every endpoint: ``python -m tests.reliability.bodies [NUMBER] [SEED]``."""
+"""Sends mutated bodies to every endpoint: ``python -m tests.reliability.bodies [NUMBER] [SEED]``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.reliability.attacked import MANY_TOKENS, attacked_server, is_long, re
 NUM_CLIENTS = 6
 SLOW_S = 2.0
 SHORT_ANSWERS = ("--max-model-len", "640")
-"""What is served after all is done in seconds, also where a body says nothing of how much it wants."""
+"""Bounds answers to seconds, also where a body sets no limit."""
 
 
 def main(number: int = 12_000, seed: int = 1) -> int:
-    """Exit code 1 if any answer was an error of ours, or was lost."""
+    """Returns 1 if any answer was a server error or was lost."""
     with attacked_server(*SHORT_ANSWERS) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         statuses: Counter[int] = Counter()
         seconds: list[float] = []

@@ -1,13 +1,13 @@
-"""Whether features are right beside each other.
+"""Checks that features work together.
 
 ``python -m tests.reliability.combinations --draws 20 --seed 1`` starts servers of random model families with
 random features: quantization, drafts, adapters, tiers, saved KV, several cores, ranks or stages. Operators
 change them at random (``operators.py``) while they answer greedy, sampled, constrained and repeated requests
-with shared prefixes in too few blocks; clients leave some of them. Each answer must be the one that an engine
-without these features gives to the request alone, with the weights and the adapter that are loaded then.
+with shared prefixes in too few blocks; some clients disconnect early. Each answer must equal that of an
+engine without these features for the request alone, with the currently loaded weights and adapter.
 
-A server that rejects its features at the start must name the reason; the draw then counts as rejected. Ends
-with 1 at the first wrong answer, and prints the seed that draws the same again.
+A server that rejects its features at the start must name the reason; the draw then counts as rejected. Exits
+with 1 at the first wrong answer, and prints the seed that repeats the draw.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ FAMILIES = (
     *("qwen3-next", "granite4"),
 )
 WITH_ADAPTERS = ("llama", "qwen3", "mistral-window", "gemma3")
-"""Families of which peft adapts all layers."""
+"""Families whose layers peft can all adapt."""
 SPREADS = ("--data-parallel-size", "--tensor-parallel-size", "--pipeline-parallel-size")
 MAX_MODEL_LEN = 480
 NUM_CHAINS = 3
 TURNS_OF_A_CHAIN = 4
 CLOSE = 2e-2
-"""By how much log-probabilities may differ: a batch sums in another order."""
+"""How much log-probabilities may differ: a batch sums in another order."""
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"enum": ["one", "another"]}, "count": {"type": "integer", "maximum": 99}},
@@ -78,7 +78,7 @@ WAYS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A server that was drawn."""
+    """A randomly drawn server."""
 
     family: str
     quantization: str | None
@@ -91,7 +91,7 @@ class Setting:
 
 
 def draw(random: Random, folder: Path) -> Setting:
-    """``folder``: for what tiers and connectors keep."""
+    """Draws a setting. ``folder``: the place for data of tiers and connectors."""
 
     def some(chance: float, *flags: str) -> tuple[str, ...]:
         return flags if random.random() < chance else ()
@@ -130,7 +130,7 @@ def draw(random: Random, folder: Path) -> Setting:
 
 
 class AloneWorld(World):
-    """Chains of questions, each with the one before as its prefix; what a plain engine answers each alone."""
+    """Chains of questions, each with the previous one as prefix, and a plain engine's answer to each."""
 
     num_questions = NUM_CHAINS * TURNS_OF_A_CHAIN
 
@@ -191,7 +191,7 @@ class AloneWorld(World):
 
 
 def _chain(random: Random, number: int) -> list[dict[str, Any]]:
-    """The turns of a job: each prompt goes on where the one before ends."""
+    """The turns of a job: each prompt continues the previous one."""
     prompt = [random.randrange(5, 250) for _ in range(random.choice((20, 70, 130)))]
     turns: list[dict[str, Any]] = []
     for _ in range(TURNS_OF_A_CHAIN):
@@ -211,7 +211,7 @@ def _sampling(body: dict[str, Any]) -> SamplingParams:
 
 
 class CombinedRounds(Rounds):
-    """Rounds in which clients leave, too."""
+    """Rounds in which some clients disconnect."""
 
     def ask(self, to: Operated, *, must: bool, count: int = 6) -> None:
         left = [self.pool.submit(_leave, to, self._question()) for _ in range(2)]
@@ -221,7 +221,7 @@ class CombinedRounds(Rounds):
 
 
 def _leave(to: Operated, question: int) -> None:
-    """A client that goes away with the first bytes of its answer."""
+    """A client that disconnects after the first bytes of its answer."""
     body = {**to.world.body(question), "model": "tiny", "stream": True}
     with to.http.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_raw(), None)
@@ -230,8 +230,8 @@ def _leave(to: Operated, question: int) -> None:
 def play(
     setting: Setting, base: Path, num_rounds: int, random: Random, say: Callable[[str], None] = print
 ) -> Counter[str]:
-    """Plays this many rounds on one server. AssertionError at the first wrong answer, ServerEnded if the
-    server rejects the setting."""
+    """Plays this many rounds on one server. Raises AssertionError at the first wrong answer, and ServerEnded
+    if the server rejects the setting."""
     flags = ("--max-model-len", str(MAX_MODEL_LEN), "--device", "cpu", *setting.flags)
     with ExitStack() as closing:
         world = AloneWorld(base, random, setting, closing)
@@ -250,7 +250,7 @@ def play(
 
 
 def play_draw(seed: int, num_rounds: int, say: Callable[[str], None] = print) -> Counter[str]:
-    """One setting, drawn by this seed. AssertionError for a wrong answer, or a rejection without a reason."""
+    """Plays a setting of this seed. AssertionError for a wrong answer or an unexplained rejection."""
     random = Random(seed)
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
@@ -269,7 +269,7 @@ def play_draw(seed: int, num_rounds: int, say: Callable[[str], None] = print) ->
 
 
 def _reason(code: int, log: str) -> str:
-    """Why a server has rejected its flags."""
+    """Returns why a server has rejected its flags."""
     reason = log.strip().rpartition("\n")[2]
     assert code == 2, log
     assert reason.startswith("continuum: "), log

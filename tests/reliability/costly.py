@@ -1,6 +1,7 @@
-"""One request that costs much, by few bytes or by many: ``python -m tests.reliability.costly [MB]``.
+"""Sends a single request that costs much, with few bytes or many: ``python -m tests.reliability.costly
+[MB]``.
 
-How long everybody else waits, and what it takes of memory.
+Prints how long other clients wait, and how much memory it takes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MEGABYTES: dict[str, Callable[[str], dict[str, Any]]] = {
 
 
 def main(megabytes: float = 2.0) -> None:
-    """Each attack on a server of its own, as what one takes of memory is seldom given back at once."""
+    """Each attack gets a new server, because a server seldom returns the memory that an attack takes."""
     for path, n in FEW_BYTES:
         body = {"prompt": "x", "max_tokens": 1} if path == "/v1/completions" else CHAT
         _attack(f"n={n} to {path}", path, [json.dumps({**body, "n": n}).encode()])

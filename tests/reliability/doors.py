@@ -1,7 +1,7 @@
-"""Strangers at the doors between processes and servers: ``python -m tests.reliability.doors``. Starts servers
-of its own, prints a line for each attack, and ends with 1 if a bound is broken.
+"""Strangers at the ports between processes and servers: ``python -m tests.reliability.doors``. Starts its
+servers, prints a line for each attack, and exits with 1 if a bound is broken.
 
-To have the figures of another commit run this file with its checkout as the working directory.
+For figures of another commit, run this file with that checkout as the working directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.reliability.attacked import attacked_server, resident_mib
 ANNOUNCED = 64 * 2**20
 CONNECTIONS = 24
 MOST_MIB = 64
-"""More memory than this for strangers at a door is a fault."""
+"""If strangers at a port take more memory than this, it is a fault."""
 TEXT = " ".join(f"ledger {number * 7919 % 1000} north" for number in range(250))
 WAIT_S = 20.0
 
@@ -72,7 +72,7 @@ def _announced_bytes() -> bool:
 
 
 def _false_leases() -> bool:
-    """Requests with leases that are none, twelve at a time, beside true ones."""
+    """Sends requests with false leases, twelve at a time, next to true ones."""
     first_port, second_port = free_ports(2)
     with (
         attacked_server(*_transfer("kv_producer", first_port)) as first,
@@ -115,7 +115,7 @@ def _false_leases() -> bool:
 
 
 def _told_prompts() -> bool:
-    """Log-probabilities of many prompts: the most memory that the API server has had."""
+    """Requests log-probabilities of many prompts, and measures the API server's peak memory."""
     with attacked_server() as server:
         before = resident_mib(server.process.pid)
         body = {"prompt": [[5] * 3900] * 40, "max_tokens": 1, "prompt_logprobs": 20}
@@ -132,7 +132,7 @@ def _told_prompts() -> bool:
 
 @contextmanager
 def _route(page: bytes) -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
-    """The address of a route to one made-up server, and what starts that and stops it."""
+    """The address of a route to one stand-in server, and functions that start and stop that server."""
     own, behind = free_ports(2)
 
     class Backend(http.server.BaseHTTPRequestHandler):
@@ -180,7 +180,7 @@ def _becomes(url: str, status: int) -> bool:
 
 
 def _route_that_watches() -> bool:
-    """A page of metrics with NaN; then the server goes, and comes back."""
+    """The server's metrics contain NaN; then the server stops, and returns."""
     with _route(b"vllm:num_requests_running NaN\n") as (url, start, stop):
         up = _becomes(url, 200)
         time.sleep(3)
@@ -193,7 +193,7 @@ def _route_that_watches() -> bool:
 
 
 def _route_that_reads() -> bool:
-    """60 MB of small messages, and JSON without bottom, beside somebody who asks for /health."""
+    """Sends 60 MB of small messages, and very deep JSON, while another client requests /health."""
     with _route(b"") as (url, _, _):
         _becomes(url, 200)
         worst = 0.0

@@ -1,4 +1,5 @@
-"""Every field of every body with every odd value, one at a time: ``python -m tests.reliability.fields``."""
+"""Sends every field of every body with every odd value, one at a time: ``python -m
+tests.reliability.fields``."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ ODD_VALUES = (
 
 
 def main() -> int:
-    """Exit code 1 if any answer was an error of ours, or was lost."""
+    """Returns 1 if any answer was a server error or was lost."""
     with attacked_server(*SHORT_ANSWERS) as server:
         document = httpx.get(f"{server.url}/openapi.json").json()
         bodies = [

@@ -1,4 +1,4 @@
-"""Clients that vanish, or close by halves: ``python -m tests.reliability.leaving [SECONDS]``."""
+"""Clients that vanish, or close only one direction: ``python -m tests.reliability.leaving [SECONDS]``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_AT_ONCE = 25
 
 
 def main(seconds: float = 10.0) -> None:
-    """How a normal client fares, and whether anything is left of those that have gone."""
+    """Prints a normal client's latency, and how many requests of vanished clients are left."""
     with attacked_server() as server:
         with Probe(server.url) as alone:
             time.sleep(2)

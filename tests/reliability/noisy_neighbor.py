@@ -1,8 +1,8 @@
-"""How long a quiet tenant waits beside one that floods, or whether it is refused: ``python -m
-tests.reliability.noisy_neighbor``. Starts a server of its own for each setting and prints a line for it.
+"""How long a quiet tenant waits next to one that floods, and how often it is refused: ``python -m
+tests.reliability.noisy_neighbor``. Starts a server for each setting and prints a line for it.
 
-The quiet one asks a small thing now and then: first alone, then beside so many requests of the other at a
-time, each sent anew as soon as it has been answered. The flood comes from a process of its own.
+The quiet tenant sends a small request now and then: first alone, then while the other tenant keeps a number
+of requests open, each replaced as soon as it is answered. The flood runs in a separate process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.api.server import running_server
 
 NOISY, QUIET, OPERATOR = "sk-noisy", "sk-quiet", "sk-operator"
 PAUSE_S = 0.1
-"""Between an answer to the quiet tenant and its next request."""
+"""The pause between an answer to the quiet tenant and its next request."""
 REFUSED_PAUSE_S = 0.05
 SETTINGS: dict[str, tuple[str, ...]] = {
     "no limits": (),
@@ -48,7 +48,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 async def ask(url: str, key: str, text: str, max_tokens: int) -> Answer:
-    """Over a connection of its own, as little of a client as can be: it is not to be what is measured."""
+    """Sends a request over a new connection with a minimal client, so that the client adds little time."""
     where = urlsplit(url)
     messages = [{"role": "user", "content": text}]
     body = json.dumps({"messages": messages, "max_tokens": max_tokens, "ignore_eos": True}).encode()
@@ -66,7 +66,7 @@ async def ask(url: str, key: str, text: str, max_tokens: int) -> Answer:
 
 
 async def flood(url: str, num_at_once: int, max_tokens: int, told: Connection) -> Counter[int]:
-    """Until anything is said."""
+    """Floods until a message arrives on ``told``."""
     statuses: Counter[int] = Counter()
 
     async def again_and_again(number: int) -> None:
@@ -97,7 +97,7 @@ async def quiet(url: str, name: str, seconds: float) -> list[Answer]:
 
 
 async def where_time_went(url: str, num_turns: int) -> str:
-    """Medians of what the engine says of the quiet tenant's last turns."""
+    """Medians of the engine's times for the quiet tenant's last turns."""
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         params, headers = {"limit": min(num_turns, 100)}, {"x-api-key": OPERATOR}
         jobs = (await http.get("/v1/jobs", params=params, headers={"x-api-key": QUIET})).json()

@@ -1,13 +1,13 @@
-"""Whether answers stay those of the loaded weights whatever operators do: ``python -m
-tests.reliability.operators --setting shared --rounds 200 --seed 1``. Prints what it did, and ends with 1 at
+"""Checks that answers stay those of the loaded weights whatever operators do: ``python -m
+tests.reliability.operators --setting shared --rounds 200 --seed 1``. Prints its actions, and exits with 1 at
 the first wrong answer.
 
-``shared``: a group of two engine cores whose KV is saved in a folder, which a server of other weights shares.
-``pair``: a server that computes prompts for a group of two engine cores; each takes weights on its own.
+``shared``: a group of two engine cores that saves its KV in a folder, which a server of other weights shares.
+``pair``: a server that computes prompts for a group of two engine cores; weights are loaded separately.
 
 A round is a call of an operator or the kill of a core, with requests during it and after it. During a kill a
-request may fail; what is answered must be what transformers says for the weights that are loaded, and
-afterwards all are.
+request may fail; an answer must be that of transformers for the loaded weights, and after the round every
+request must be answered.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ ORDER = {"do_remote_decode": True, "do_remote_prefill": False}
 NUM_TOKENS = 6
 UP_WITHIN_S = 120.0
 MOST_KILLS = 8
-"""In a minute: after ten a core is not started again."""
+"""The limit of kills per minute: after ten a core is not restarted."""
 
 
 class World:
-    """Folders of weights and adapters, questions, and what each is answered."""
+    """Folders of weights and adapters, questions, and the right answers."""
 
     folders: list[Path]
     adapters: list[Path]
@@ -57,7 +57,7 @@ class World:
         raise NotImplementedError
 
     def check(self, weights: Path, adapter: Path | None, question: int, answer: dict[str, Any]) -> None:
-        """Raise AssertionError if this is not what the question is answered alone."""
+        """Raises AssertionError if this is not the answer to the question alone."""
         raise NotImplementedError
 
 
@@ -91,7 +91,7 @@ class GreedyWorld(World):
         assert got == expected, f"question {question}: {got} instead of {expected}, {weights.name}"
 
     def _answer(self, weights: Path, adapter: Path | None, prompt: int) -> list[int]:
-        """The tokens that transformers says, alone."""
+        """The tokens that transformers generates for the prompt alone."""
         loaded = weights, adapter
         if (*loaded, prompt) not in self._answers:
             if loaded not in self._references:
@@ -107,7 +107,7 @@ class Rejected(Exception):
 
 
 class Operated:
-    """A server, and what operators have made of it."""
+    """A server, and the state that operators have put it in."""
 
     def __init__(self, server: Server, world: World, weights: Path, num_cores: int) -> None:
         self.server = server
@@ -125,7 +125,7 @@ class Operated:
         return self.http.post(route, json=body)
 
     def call(self, route: str, **body: Any) -> None:
-        """AssertionError unless it is done; Rejected if the server does not offer it."""
+        """Raises AssertionError unless the call succeeds, and Rejected if the server does not offer it."""
         answer = self.post(route, **body)
         if answer.status_code == 400:
             raise Rejected(answer.text)
@@ -138,7 +138,7 @@ class Operated:
         )
 
     def check(self, question: int, adapter: Path | None, answer: httpx.Response, *, must: bool) -> bool:
-        """Whether it was answered; AssertionError for a wrong answer, or for none where there must be one."""
+        """Whether it was answered; AssertionError for a wrong answer, or a missing one that ``must`` come."""
         if answer.status_code != 200:
             assert not must, (answer.status_code, answer.text)
             return False
@@ -146,7 +146,7 @@ class Operated:
         return True
 
     def kill_one(self, random: Random) -> None:
-        """Of a group: a server ends with its only core. A core that ends too often stays down."""
+        """Kills a core of a group (a single core's server would end), but not so often that it stays down."""
         now = time.monotonic()
         self._killed = [when for when in self._killed if now - when < 65]
         if self.num_cores > 1 and len(self._killed) < MOST_KILLS:
@@ -168,7 +168,7 @@ class Operated:
 
 
 class Rounds:
-    """Draws what happens, and checks what is answered."""
+    """Draws actions, and checks answers."""
 
     def __init__(self, world: World, random: Random, pool: ThreadPoolExecutor) -> None:
         self.world = world
@@ -177,7 +177,7 @@ class Rounds:
         self.counts: Counter[str] = Counter()
 
     def ask(self, to: Operated, *, must: bool, count: int = 4) -> None:
-        """Some requests at a time, of the adapter, too, if there is one."""
+        """Sends some requests at once, a part of them with the adapter if there is one."""
         asked = [(self._question(), self.random.choice((None, to.adapter))) for _ in range(count)]
         answers = list(self.pool.map(lambda each: to.ask(*each), asked))
         for (prompt, adapter), answer in zip(asked, answers, strict=True):
@@ -187,7 +187,7 @@ class Rounds:
         return self.random.randrange(self.world.num_questions)
 
     def hand_over(self, first: Operated, second: Operated, *, must: bool) -> None:
-        """What a proxy does: the second server goes on, of its own weights whatever the first one's are."""
+        """Does what a proxy does; the second server uses its own weights, whatever the first one's."""
         prompt = self._question()
         answer = first.ask(prompt, None, kv_transfer_params=ORDER)
         if answer.status_code != 200:
@@ -198,7 +198,7 @@ class Rounds:
         self.counts["handed over"] += second.check(prompt, None, answer, must=must)
 
     def change(self, to: Operated) -> str:
-        """One call of an operator, or a kill, or both; requests during it."""
+        """Makes one call of an operator, or a kill, or both, with requests during it."""
         names = [name for name in CHANGES if name != "adapter" or self.world.adapters]
         name = self.random.choice(names)
         try:
@@ -215,7 +215,7 @@ def _update(rounds: Rounds, to: Operated) -> None:
 
 
 def _sleep(rounds: Rounds, to: Operated) -> None:
-    """Requests that come meanwhile are answered after it; a core may be killed in its sleep."""
+    """Requests that arrive during the sleep are answered after it; a core may be killed in the sleep."""
     to.call(f"/sleep?level={rounds.random.choice((1, 2))}")
     asked = [(prompt, rounds.pool.submit(to.ask, prompt, None)) for prompt in range(3)]
     killed = rounds.random.random() < 0.3
@@ -240,7 +240,7 @@ def _pause(rounds: Rounds, to: Operated) -> None:
 
 
 def _kill(rounds: Rounds, to: Operated) -> None:
-    """What runs there may fail; what is answered must be right."""
+    """Running requests may fail; answers must be right."""
     asked = [(prompt, rounds.pool.submit(to.ask, prompt, None)) for prompt in range(4)]
     to.kill_one(rounds.random)
     for prompt, answer in asked:
@@ -249,7 +249,7 @@ def _kill(rounds: Rounds, to: Operated) -> None:
 
 
 def _kill_and_update(rounds: Rounds, to: Operated) -> None:
-    """Other weights come while a core is on its way back: refused, or everywhere."""
+    """Updates weights while a core restarts: the update is refused, or reaches all cores."""
     to.kill_one(rounds.random)
     wanted = rounds.random.choice(rounds.world.folders)
     answer = to.post("/update_weights", path=str(wanted))
@@ -260,7 +260,7 @@ def _kill_and_update(rounds: Rounds, to: Operated) -> None:
 
 
 def _adapter(rounds: Rounds, to: Operated) -> None:
-    """It is loaded, exchanged in place, or unloaded."""
+    """Loads the adapter, replaces it in place, or unloads it."""
     if to.adapter is not None and rounds.random.random() < 0.4:
         to.call("/v1/unload_lora_adapter", lora_name="changing")
         to.adapter = None
@@ -293,7 +293,7 @@ def transfer(connector: str, role: str, **more: Any) -> tuple[str, str]:
 
 @contextmanager
 def operated(setting: str, world: World, base: Path) -> Iterator[list[Operated]]:
-    """The servers of a setting: another one, and the group."""
+    """Starts the servers of a setting: another one, and the group."""
     old, new = world.folders
     if setting == "shared":
         kv = transfer(
@@ -320,7 +320,7 @@ def operated(setting: str, world: World, base: Path) -> Iterator[list[Operated]]
 
 
 def play(setting: str, num_rounds: int, seed: int, say: Callable[[str], None] = print) -> Counter[str]:
-    """Plays so many rounds; AssertionError, which names the round, at the first wrong answer."""
+    """Plays a number of rounds; AssertionError, which names the round, at the first wrong answer."""
     random = Random(seed)
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(8) as pool:
         world = GreedyWorld(Path(name), random)

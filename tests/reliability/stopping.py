@@ -1,4 +1,4 @@
-"""Processes killed, stopped or told to go at chosen moments: ``python -m tests.reliability.stopping``."""
+"""Kills, stops or terminates processes at chosen moments: ``python -m tests.reliability.stopping``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ START_UP_DELAYS_S = (0.3, 1.0, 2.0)
 
 
 def main() -> int:
-    """Exit code 1 if any promise was broken."""
+    """Returns 1 if any promise was broken."""
     faults = _told_to_go() + _standing_still() + _left_behind() + _interrupted()
     print(f"stopping: {faults} promises broken")
     return 1 if faults else 0
 
 
 def _told_to_go() -> int:
-    """SIGTERM to one of three front ends, which has streams: what do others get?"""
+    """Sends SIGTERM to one of three API servers with open streams; other requests must succeed."""
     with attacked_server("--api-server-count", "3") as server, ExitStack() as streams:
         for _ in range(12):
             client = streams.enter_context(httpx.Client(base_url=server.url, timeout=60))
@@ -47,7 +47,7 @@ def _told_to_go() -> int:
 
 
 def _standing_still() -> int:
-    """SIGSTOP to the core."""
+    """Sends SIGSTOP to the core."""
     with attacked_server() as server:
         os.kill(server.core_pid(), signal.SIGSTOP)
         time.sleep(7)
@@ -59,7 +59,7 @@ def _standing_still() -> int:
 
 
 def _left_behind() -> int:
-    """kill -9 of all processes at once, and a new start."""
+    """Kills all processes at once with kill -9, and starts the server again."""
     temporary = tempfile.mkdtemp(prefix="attacked-")
     environment = {"TMPDIR": temporary}
     try:
@@ -78,7 +78,7 @@ def _left_behind() -> int:
 
 
 def _interrupted() -> int:
-    """SIGINT and SIGTERM while it starts."""
+    """Sends SIGINT and SIGTERM during the start."""
     faults = 0
     for number in (signal.SIGINT, signal.SIGTERM):
         for delay_s in START_UP_DELAYS_S:

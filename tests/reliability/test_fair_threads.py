@@ -10,7 +10,7 @@ from engine.process.fair_threads import FairThreads
 
 
 def test_owners_take_turns() -> None:
-    """A dozen jobs of one owner hold up another's one job by one of them."""
+    """Of a dozen earlier jobs of one owner, only one delays another owner's job."""
     threads = FairThreads(1, "fair")
     order: list[str] = []
     begin = threading.Event()
@@ -36,9 +36,9 @@ def test_no_owner_has_all_threads() -> None:
 
 
 def test_jobs_that_come_together_do_not_wait_for_one_idle_thread() -> None:
-    """Each has a thread of its own while there are threads left."""
+    """Each job gets its own thread while there are threads left."""
     threads = FairThreads(2, "fair")
-    threads.submit("", lambda: None).result(10)  # whose thread is idle now
+    threads.submit("", lambda: None).result(10)  # its thread is idle now
     blocked = threading.Event()
     slow = threads.submit("first", blocked.wait)
     threads.submit("second", lambda: None).result(10)
@@ -48,7 +48,7 @@ def test_jobs_that_come_together_do_not_wait_for_one_idle_thread() -> None:
 
 
 def test_what_nobody_wants_any_more_is_not_done() -> None:
-    """Nor what waits when it is closed, or comes then; a failure costs nobody else anything."""
+    """Cancelled jobs do not run, nor do those that wait at ``close`` or come later; failures stay alone."""
     threads = FairThreads(1, "fair")
     ran: list[int] = []
     begin = threading.Event()

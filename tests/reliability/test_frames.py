@@ -1,4 +1,4 @@
-"""Promises at ports for servers: what a stranger announces reserves nothing, and a slow one does not stay."""
+"""Promises of ports for servers: an announced length reserves no memory, and slow senders are dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.process.frames import frame_length, receive_exactly
 
 
 def test_memory_grows_with_what_has_come() -> None:
-    """A gibibyte that is announced, and never sent, costs nothing."""
+    """A gibibyte that is announced but never sent costs nothing."""
     here, there = socket.socketpair()
     with here, there:
         there.sendall(b"x" * 1000)
@@ -22,7 +22,7 @@ def test_memory_grows_with_what_has_come() -> None:
 
 
 def test_a_byte_now_and_then_does_not_hold_a_place() -> None:
-    """The deadline is of the whole, not of each piece."""
+    """The deadline applies to the whole message, not to each piece."""
     here, there = socket.socketpair()
     stop = threading.Event()
 

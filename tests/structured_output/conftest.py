@@ -1,4 +1,4 @@
-"""A small model of random weights: whatever sense its output makes comes from the grammar."""
+"""A small model with random weights: any sense in its output comes from the grammar."""
 
 from __future__ import annotations
 

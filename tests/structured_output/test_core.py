@@ -39,14 +39,14 @@ def core(model_folder: Path) -> Iterator[EngineCore]:
 def add(
     core: EngineCore, request_id: str, wanted: StructuredOutputsParams | None = None
 ) -> dict[str, EngineCoreOutput]:
-    """What ended at once, by request."""
+    """Adds a request; returns the outputs that ended at once, by request."""
     params = SamplingParams(max_tokens=20, structured_outputs=wanted)
     outputs = core.add_request(EngineCoreRequest(request_id, [1, 2, 3], params, core.now()))
     return {output.request_id: output for output in outputs}
 
 
 def run(core: EngineCore, count: int) -> dict[str, EngineCoreOutput]:
-    """Last outputs by request, once there are so many."""
+    """Returns the last output of each request, once ``count`` requests have ended."""
     ended: dict[str, EngineCoreOutput] = {}
     while len(ended) < count and core.wait_for_work():
         message = core.step()
@@ -64,7 +64,7 @@ def run(core: EngineCore, count: int) -> dict[str, EngineCoreOutput]:
     ],
 )
 def test_a_wrong_grammar_ends_its_own_request(core: EngineCore, wrong: StructuredOutputsParams) -> None:
-    """An API server process refuses it; a client that does not use one learns why, and the others go on."""
+    """A wrong grammar ends its request with the reason; others go on. (API servers refuse it earlier.)"""
     ended: dict[str, EngineCoreOutput] = {}
     for request_id, wanted in (("wrong", wrong), ("right", DIGITS), ("plain", None), ("again", wrong)):
         ended |= add(core, request_id, wanted)
@@ -77,7 +77,7 @@ def test_a_wrong_grammar_ends_its_own_request(core: EngineCore, wrong: Structure
 
 
 def test_a_request_can_be_aborted_while_its_grammar_is_compiled(core: EngineCore) -> None:
-    """It ends at once; nothing is left of it when the grammar is there."""
+    """The request ends at once, and its grammar leaves nothing behind when it is compiled."""
     add(core, "gone", LARGE)
     (output,) = core.abort_requests(AbortRequest(["gone"]))
     assert output.finish_reason is FinishReason.ABORT
@@ -86,7 +86,7 @@ def test_a_request_can_be_aborted_while_its_grammar_is_compiled(core: EngineCore
 
 
 def test_a_step_that_comes_back_after_the_end_gets_no_masks() -> None:
-    """Who waits for some learns that there will be none, whether they were promised before the end or not."""
+    """Masks are cancelled, whether they were reserved before the filler closed or after."""
 
     def no_tokens() -> TokenTable:
         raise AssertionError("no grammar is compiled")
@@ -101,7 +101,7 @@ def test_a_step_that_comes_back_after_the_end_gets_no_masks() -> None:
 
 
 def test_a_core_can_stop_while_it_compiles(model_folder: Path) -> None:
-    """What is being compiled is not waited for."""
+    """``close`` does not wait for running compilations."""
     core = EngineCore(engine_config(str(model_folder)), FakeExecutorFactory(), fcfs, MonotonicClock())
     for number in range(4):
         add(core, f"r{number}", StructuredOutputsParams(json=LARGE.json, disable_any_whitespace=bool(number)))

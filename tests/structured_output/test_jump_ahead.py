@@ -1,4 +1,4 @@
-"""Jump ahead: what a grammar forces is drafted. The same tokens come, in fewer steps."""
+"""Jump ahead: tokens that a grammar forces are drafted, which gives the same tokens in fewer steps."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def said_under(llm: LLM, constraint: StructuredOutputsParams, **params: Any) -> 
 def test_tokens_are_those_without_drafts(
     llm: LLM, drafting: LLM, schema: dict[str, Any], params: dict[str, Any]
 ) -> None:
-    """Greedy or with a seed, one answer or two, whatever the schema."""
+    """For any schema, greedy or seeded, with one answer or two, drafts change no token."""
     assert said(drafting, schema, **params) == said(llm, schema, **params)
 
 
@@ -89,7 +89,7 @@ def test_tokens_are_those_without_drafts(
 def test_structural_tags_are_followed_alike_with_drafts(
     llm: LLM, drafting: LLM, params: dict[str, Any]
 ) -> None:
-    """Text up to a tag, tokens in its ends, and what a schema forces inside."""
+    """Free text up to a tag, special tokens in the tags and forced text inside are the same with drafts."""
     call = {"type": "json_schema", "json_schema": CALL}
     tag = {"type": "tag", "begin": "<tool_call>\n", "content": call, "end": "\n</tool_call>"}
     for kind in (
@@ -101,7 +101,7 @@ def test_structural_tags_are_followed_alike_with_drafts(
 
 
 def forced_call(model_folder: Path, *flags: str) -> dict[str, Any]:
-    """The answer of a server of its own."""
+    """A forced call's answer from a new server."""
     body = {
         "messages": [{"role": "user", "content": "call it"}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "call", "schema": CALL}},
@@ -137,7 +137,7 @@ def without(model_folder: Path) -> dict[str, Any]:
 def test_a_forced_call_takes_fewer_steps(
     model_folder: Path, without: dict[str, Any], method: str, ahead: tuple[str, ...]
 ) -> None:
-    """Over HTTP, with the receipt as witness."""
+    """Over HTTP, the receipt shows fewer steps than tokens."""
     config = f'{{"method": "{method}", "weigh_costs": false}}'
     with_drafts = forced_call(model_folder, *ahead, "--speculative-config", config)
     assert with_drafts["choices"][0]["message"] == without["choices"][0]["message"]
@@ -146,7 +146,7 @@ def test_a_forced_call_takes_fewer_steps(
 
 
 def test_forced_tokens_come_before_a_drafters() -> None:
-    """A drafter that agrees is heard behind them: its tokens there are as likely as before, given these."""
+    """A drafter's tokens are kept if they agree with the forced ones; their chances are then conditional."""
     assert behind_forced([], NOTHING) == NOTHING
     alone = behind_forced([1, 2], NOTHING)
     assert alone.token_ids == [1, 2]
@@ -177,7 +177,7 @@ TOOLS = [
 
 @pytest.mark.slow
 def test_demanded_calls_in_the_models_own_syntax_are_the_same() -> None:
-    """Their frames are forced, and begin and end with special tokens."""
+    """The forced frames of calls begin and end with special tokens, and drafts change no call."""
     answers: list[list[dict[str, Any]]] = []
     for flags in ((), ("--speculative-config", '{"method": "grammar", "weigh_costs": false}')):
         with (

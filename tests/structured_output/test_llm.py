@@ -69,7 +69,7 @@ def one(llm: LLM, params: SamplingParams, prompt: str = "Say something") -> Comp
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_json_follows_its_schema(llm: LLM, name: str, temperature: float) -> None:
-    """Greedy and drawn, with free blanks and without any, from an object or its text."""
+    """Output follows a schema, greedy or sampled, with or without whitespace, from an object or its text."""
     schema = SCHEMAS[name]
     for wanted in (
         StructuredOutputsParams(json=schema),
@@ -90,12 +90,12 @@ STRINGS = st.builds(
     st.integers(0, 3),
     st.integers(0, 3),
 )
-# Beyond 53 bits a number is, as in many readers of JSON, no longer exact.
+# Many readers of JSON are not exact beyond 53 bits.
 VALUES = st.one_of(st.text(max_size=4), st.integers(-(2**53), 2**53), st.booleans())
 
 
 def objects(properties: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Those properties, some of them required."""
+    """Object schemas with these properties, some of them required."""
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     names = st.sampled_from(sorted(properties)) if properties else st.nothing()
     return st.sets(names).map(lambda required: schema | {"required": sorted(required)})
@@ -123,13 +123,13 @@ BOUNDED_SCHEMAS = st.recursive(
     containers,
     max_leaves=5,
 )
-"""Every instance of them is short."""
+"""Schemas whose instances are all short."""
 
 
 @settings(max_examples=40, deadline=None)
 @given(schema=BOUNDED_SCHEMAS, seed=st.integers(0, 2**32))
 def test_any_bounded_schema_is_followed(llm: LLM, schema: dict[str, Any], seed: int) -> None:
-    """To the end: none of these schemas is refused, and none allows an output without one."""
+    """Every output is complete: no schema is refused, and none allows an output without an end."""
     params = sampling(StructuredOutputsParams(json=schema, disable_any_whitespace=True), seed=seed)
     output = one(llm, params)
     assert output.finish_reason == "stop"
@@ -137,7 +137,7 @@ def test_any_bounded_schema_is_followed(llm: LLM, schema: dict[str, Any], seed: 
 
 
 def test_every_kind_in_one_batch(llm: LLM) -> None:
-    """Each follows its own grammar, and what has none is not touched: its tokens are those it has alone."""
+    """Each request follows its own grammar, and one without a grammar gets the tokens that it gets alone."""
     plain = SamplingParams(temperature=0.0, max_tokens=40)
     params = [
         sampling(StructuredOutputsParams(regex=r"[0-9]{3}-(ab|cd){1,2}")),
@@ -158,7 +158,7 @@ def test_every_kind_in_one_batch(llm: LLM) -> None:
 
 
 def test_texts_that_are_tokens_of_their_own_may_be_part_of_a_grammar(llm: LLM) -> None:
-    """``<tool_call>`` is an added token, ``<|im_end|>`` even ends a reply: in a grammar they are texts."""
+    """Text of an added token such as ``<tool_call>``, even of EOS ``<|im_end|>``, is text in a grammar."""
     for text in ("a<tool_call>b", "<|im_end|>", "<|im_start|>x"):
         for wanted in (
             StructuredOutputsParams(choice=[text]),
@@ -173,7 +173,7 @@ def test_texts_that_are_tokens_of_their_own_may_be_part_of_a_grammar(llm: LLM) -
 
 
 def test_several_answers_each_follow_the_grammar(llm: LLM) -> None:
-    """n answers of one request differ, and all are whole."""
+    """All n answers of one request are complete, and they differ."""
     params = sampling(StructuredOutputsParams(json=PERSON), n=4)
     answers = llm.generate("Someone", params, use_tqdm=False)[0].outputs
     for answer in answers:
@@ -182,7 +182,7 @@ def test_several_answers_each_follow_the_grammar(llm: LLM) -> None:
 
 
 def test_the_same_output_where_requests_are_preempted(llm: LLM, model_folder: Path) -> None:
-    """In a pool for two of six requests each is preempted and goes on where it was."""
+    """In a pool for two of six requests some are preempted and continue with the same output."""
     wanted = StructuredOutputsParams(regex="([a-z]{3} [0-9]{2},){20}")
     params = [sampling(wanted, seed=seed, max_tokens=300) for seed in range(6)]
     prompts = [f"Prompt {number}" for number in range(6)]
@@ -205,7 +205,7 @@ def texts(output: RequestOutput) -> list[str]:
 
 
 def test_limits_of_the_request_go_with_the_grammar(llm: LLM) -> None:
-    """max_tokens cuts, stop strings end, min_tokens holds EOS back, logprobs are the model's own."""
+    """max_tokens cuts, stop strings end, min_tokens delays EOS, logprobs are the model's own."""
     cut = one(llm, sampling(DIGITS, max_tokens=2))
     assert (cut.finish_reason, len(cut.token_ids)) == ("length", 2)
 
@@ -227,7 +227,7 @@ def test_limits_of_the_request_go_with_the_grammar(llm: LLM) -> None:
 
 
 def test_an_output_ends_only_where_its_grammar_may(llm: LLM) -> None:
-    """EOS and the request's own stop tokens, however likely, come when it is complete."""
+    """EOS and stop tokens, however likely, come only when the grammar may end."""
     tokenizer = llm.get_tokenizer()
     (stop_token,) = tokenizer.encode("!")
     assert tokenizer.eos_token_id is not None
@@ -251,15 +251,15 @@ def test_an_output_ends_only_where_its_grammar_may(llm: LLM) -> None:
 
 
 def test_recorded_tokens_come_as_recorded(llm: LLM) -> None:
-    """With replay_token_ids the grammar is checked, not followed."""
+    """With replay_token_ids the grammar does not change the tokens."""
     tokens = llm.get_tokenizer().encode("not a number")
     output = one(llm, sampling(DIGITS, replay_token_ids=tokens, max_tokens=len(tokens)))
     assert output.token_ids == tokens
 
 
 def test_reasoning_comes_first(llm: LLM) -> None:
-    """Any text up to the end of the reasoning, then the constrained part; reasoning may be left out
-    only where it has an opening tag of its own."""
+    """Any text up to the end of the reasoning comes first, then the constrained part; reasoning may be
+    missing only if it has an opening tag."""
     tokenizer = llm.get_tokenizer()
     (end,) = tokenizer.encode("</tool_call>")
     (start,) = tokenizer.encode("<tool_call>")
@@ -294,7 +294,7 @@ def test_reasoning_comes_first(llm: LLM) -> None:
 
 
 def test_what_nothing_can_satisfy_ends_in_an_error_of_its_own(llm: LLM) -> None:
-    """Where the grammar and the request's other limits leave no token, the others of the batch go on."""
+    """A grammar and other limits that leave no token fail their request; others of the batch go on."""
     impossible = sampling(DIGITS, allowed_token_ids=llm.get_tokenizer().encode("abc"), temperature=0.0)
     failed, fine = llm.generate(["a", "b"], [impossible, sampling(DIGITS)], use_tqdm=False)
     assert failed.outputs[0].finish_reason == "error"
@@ -308,8 +308,8 @@ def test_what_nothing_can_satisfy_ends_in_an_error_of_its_own(llm: LLM) -> None:
         ({}, "structured_outputs", "exactly one of"),
         ({"regex": "a", "choice": ["b"]}, "structured_outputs", "got regex and choice"),
         ({"json": {"type": "strin"}}, "structured_outputs.json", "strin"),
-        ({"json": "{"}, "structured_outputs.json", "no JSON schema"),
-        ({"json": "[1]"}, "structured_outputs.json", "no JSON schema"),
+        ({"json": "{"}, "structured_outputs.json", "not a valid JSON schema"),
+        ({"json": "[1]"}, "structured_outputs.json", "not a valid JSON schema"),
         ({"json": {"const": float("nan")}}, "structured_outputs.json", "JSON"),
         ({"json": {"const": {1, 2}}}, "structured_outputs.json", "JSON"),
         ({"json": {"$ref": "#/nowhere"}}, "structured_outputs.json", "nowhere"),
@@ -324,14 +324,14 @@ def test_what_nothing_can_satisfy_ends_in_an_error_of_its_own(llm: LLM) -> None:
         ({"choice": ["a", ""]}, "structured_outputs.choice", "empty text"),
         ({"choice": ["\ud800"]}, "structured_outputs.choice", "half of a surrogate pair"),
         ({"grammar": "start: nothing"}, "structured_outputs.grammar", "nothing"),
-        ({"grammar": 'root ::= "a'}, "structured_outputs.grammar", "no grammar"),
-        ({"grammar": "no rules at all"}, "structured_outputs.grammar", "no grammar"),
+        ({"grammar": 'root ::= "a'}, "structured_outputs.grammar", "not a valid grammar"),
+        ({"grammar": "no rules at all"}, "structured_outputs.grammar", "not a valid grammar"),
         ({"regex": "a" * (MAX_GRAMMAR_BYTES + 1)}, "structured_outputs.regex", "bytes; at most"),
         ({"json": {"type": "strin"}, "asked_in": "response_format"}, "response_format", "response_format is"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_refused_by_name(llm: LLM, wanted: dict[str, Any], field: str, reason: str) -> None:
-    """Before any request runs, in one short sentence."""
+    """Wrong constraints are refused in one short sentence, before any request runs."""
     params = sampling(StructuredOutputsParams(**wanted))
     with pytest.raises(RequestError, match=re.escape(reason)) as caught:
         llm.generate(["fine", "wrong"], [sampling(DIGITS), params], use_tqdm=False)
@@ -340,14 +340,14 @@ def test_what_is_wrong_is_refused_by_name(llm: LLM, wanted: dict[str, Any], fiel
 
 
 def test_what_cannot_be_enforced_may_be_ignored(llm: LLM) -> None:
-    """A lenient schema is followed as far as it can be."""
+    """A lenient schema is followed where it can be enforced."""
     schema = {"type": "array", "uniqueItems": True, "items": {"enum": [1, 2]}, "maxItems": 3}
     output = one(llm, sampling(StructuredOutputsParams(json=schema, lenient=True)))
     assert set(json.loads(output.text)) <= {1, 2}
 
 
 def test_a_large_grammar_stands_in_nobodys_way(llm: LLM) -> None:
-    """A plain request added behind one with a grammar that takes long to compile is done first."""
+    """A plain request finishes before an earlier one whose grammar takes long to compile."""
     schema = {
         "type": "object",
         "properties": {f"p{i}": {"type": "string", "pattern": "^[a-z]{1,200}$"} for i in range(2000)},
@@ -362,14 +362,14 @@ def test_a_large_grammar_stands_in_nobodys_way(llm: LLM) -> None:
 
 
 def test_a_choice_may_be_a_long_one(llm: LLM) -> None:
-    """As many texts as are taken, which no rule of a grammar could hold."""
+    """The largest allowed number of choices works, which no rule of a grammar could hold."""
     choice = [f"text number {number} of many" for number in range(4096)]
     output = one(llm, sampling(StructuredOutputsParams(choice=choice)))
     assert output.text in choice
 
 
 def test_what_is_too_wide_to_follow_is_refused_at_once(llm: LLM) -> None:
-    """Not only when the first token is to be chosen."""
+    """A grammar with too many alternatives is refused at once, not at the first token."""
     words = " ".join(f"r{number}?" for number in range(6000))
     rules = "\n".join(f'r{number}: "x{number}"' for number in range(6000))
     with pytest.raises(RequestError, match=r"structured_outputs\.grammar is wrong"):

@@ -1,4 +1,4 @@
-"""Forced calls in every format: written by a model with random weights, read by the format's parser."""
+"""Forced calls in every format: a model with random weights writes them, the format's parser reads them."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ def reply_start(
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model said under a grammar, as the format's own parser reads it."""
+    """A reply under a grammar, read by the format's own parser."""
 
     read: ParsedReply
     finish_reason: str | None
 
     @property
     def whole_calls(self) -> list[ReadCall]:
-        """The last one may have been cut by the reply's length."""
+        """The complete calls: the length limit may have cut the last one."""
         return self.read.calls[: None if self.finish_reason == "stop" else -1]
 
 
 def replies_to(
     llm: LLM, start: ReplyStart, grammars: list[ReplyGrammar], logit_bias: dict[int, float] | None = None
 ) -> list[Reply]:
-    """One reply to each, all at once."""
+    """Generates one reply for each grammar in one batch."""
     params = [
         SamplingParams(
             structured_outputs=grammar.params,
@@ -98,7 +98,7 @@ def check_calls(reply: Reply, names: set[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("tool_format", [*TOOL_FORMATS, "none"])
 def test_a_forced_call_is_read_as_a_call(llm: LLM, tool_format: str) -> None:
-    """One of the tools, one that was named, one or several: nothing but calls comes out."""
+    """A forced reply has only calls: of any tool, of the named one, one or several."""
     start = reply_start(llm, tool_format)
     one = forced_calls(TOOLS, None, False, start)
     named = forced_calls(TOOLS, "paint", True, start)
@@ -114,7 +114,7 @@ def test_a_forced_call_is_read_as_a_call(llm: LLM, tool_format: str) -> None:
 
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS)
 def test_a_form_with_tools_is_one_or_the_other(llm: LLM, tool_format: str) -> None:
-    """JSON of the schema is content, a call is a call."""
+    """A reply is either JSON of the schema, which is content, or calls."""
     start = reply_start(llm, tool_format)
     grammar = requested_format(StructuredOutputsParams(json=ANSWER), TOOLS, False, start)
     for reply in replies_to(llm, start, [grammar] * 6):
@@ -128,8 +128,8 @@ def test_a_form_with_tools_is_one_or_the_other(llm: LLM, tool_format: str) -> No
 @pytest.mark.parametrize("tags", [ThinkTags("<tool_call>", "</tool_call>"), ThinkTags("(t)", "!")])
 @pytest.mark.parametrize("begun", [False, True])
 def test_reasoning_comes_before_what_is_forced(llm: LLM, tags: ThinkTags, begun: bool) -> None:
-    """Where the prompt has opened the reasoning the reply ends it first; where it has closed it the
-    reply has none; else it may. Whether the tags are tokens or texts."""
+    """If the prompt opened the reasoning, the reply ends it first; if the prompt closed it, the reply has
+    none; otherwise it may have some. Tags may be tokens or texts."""
     bias = dict.fromkeys(llm.get_tokenizer().encode(tags.end, add_special_tokens=False), 12.0)
     start = reply_start(llm, "llama3_json", tags, tags.begin + "\n" if begun else "")
     asked = StructuredOutputsParams(json=ANSWER)

@@ -1,4 +1,4 @@
-"""Structural tags: which texts follow them, as their description says."""
+"""Structural tags: which texts follow them, according to their description."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Follows = Callable[[Any, str], bool]
 
 @pytest.fixture(scope="module")
 def follows(llm: LLM) -> Follows:
-    """Whether a text, as a whole, follows a structural tag."""
+    """Returns a function that checks whether a whole text follows a structural tag."""
     tokenizer = llm.get_tokenizer()
     backend = GrammarBackend(TokenTable.of(tokenizer, len(tokenizer.hf)))
 
@@ -173,7 +173,7 @@ def test_a_structural_tag_takes_these_texts_and_not_those(follows: Follows, name
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not valid JSON"),
         ([], "must be an object"),
         ({"type": "json"}, "must be 'structural_tag'"),
         ({"type": "structural_tag"}, "needs a format, or structures and triggers"),
@@ -212,7 +212,7 @@ def test_formats_in_formats_have_a_limit(follows: Follows) -> None:
 
 
 def test_a_model_follows_structural_tags(llm: LLM) -> None:
-    """A model that says nothing of sense is led from the first token to the last."""
+    """A model with random output follows the tag from the first token to the last."""
     asked = of(
         "sequence",
         elements=[

@@ -1,5 +1,5 @@
-"""Promises about limits on reasoning: behind so many tokens its end follows, and the answer goes on from
-there; kept by ``LLM`` and by a server towards clients of all three APIs."""
+"""Promises of limits on reasoning: its end follows after the given number of tokens, and the answer goes on;
+kept by ``LLM`` and by a server for all three APIs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUM_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose tokenizer has the tags of reasoning as tokens."""
+    """A model whose tokenizer has reasoning tags as tokens."""
     root = tmp_path_factory.mktemp("thinker")
     plain = tiny_models.make_model_folder(root / "plain", max_position_embeddings=1024)
     tokenizer = AutoTokenizer.from_pretrained(plain)
@@ -68,7 +68,7 @@ def greedy(budget: int | None = None, span: ReasoningSpan | None = OPENED, **mor
 
 @pytest.mark.parametrize("budget", [0, 1, 7, 100])
 def test_reasoning_ends_at_its_limit(llm: LLM, tags: tuple[int, int], budget: int) -> None:
-    """Until then nothing is other than without a limit; behind it the model goes on as it likes."""
+    """Tokens before the limit are those without a limit; after the end tag the model is free."""
     free, limited = tokens(llm, greedy()), tokens(llm, greedy(budget))
     for unlimited, found in zip(free, limited, strict=True):
         assert tags[1] not in unlimited, "by chance it thinks to the end"
@@ -80,7 +80,7 @@ def test_reasoning_ends_at_its_limit(llm: LLM, tags: tuple[int, int], budget: in
 
 
 def test_reasoning_that_the_model_opens_is_limited(llm: LLM, tags: tuple[int, int]) -> None:
-    """And without reasoning there is no limit."""
+    """Reasoning is limited from its begin tag; without reasoning there is no limit."""
     begin, end = tags
     span = ReasoningSpan("</think>", "<think>")
     for found in tokens(llm, greedy(5, span, logit_bias={begin: 100.0})):
@@ -146,7 +146,7 @@ BEGIN, END, STOP = 1, 2, 3
     drafts=st.lists(st.sampled_from([BEGIN, END, STOP, 4]), max_size=6),
 )
 def test_the_limit_counts_as_it_says(budget: int, opened: bool, output: list[int], drafts: list[int]) -> None:
-    """Against the definition: which token alone may follow some output; drafts are checked without a step."""
+    """The grammar forces the token that the definition forces; drafts are checked without a step."""
     limit = ThinkingLimit(budget, END, None if opened else BEGIN)
     grammar = ThinkingBudget(limit, None, {STOP})
     for count in range(len(output) + 1):
@@ -177,7 +177,7 @@ def only(limit: ThinkingLimit, output: list[int]) -> int | None:
 
 @pytest.fixture(scope="module")
 def server(thinker: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Its template opens the reasoning, unless it is turned off."""
+    """A server whose template opens the reasoning, unless thinking is disabled."""
     template = tmp_path_factory.mktemp("templates") / "thinking.jinja"
     shipped = Path(tiny_models.__file__).with_name("chat_template.jinja").read_text()
     opened = "{{- '<think>\\n' if enable_thinking is not false else '<think>\\n\\n</think>\\n\\n' }}"
@@ -219,7 +219,7 @@ def chat_tokens(server: Server, **fields: Any) -> list[int]:
 def test_chats_are_limited(
     server: Server, tags: tuple[int, int], fields: dict[str, Any], budget: int | None
 ) -> None:
-    """By the field, or by a share of the request's limit; not where there is no reasoning."""
+    """The field or the effort, a share of max_tokens, sets the limit; without reasoning there is none."""
     found = chat_tokens(server, **fields)
     assert (found.index(tags[1]) if tags[1] in found else None) == budget
 
@@ -262,7 +262,7 @@ def test_effort_limits_responses(server: Server) -> None:
 
 
 def test_what_cannot_be_limited_is_said(server: Server, model_folder: Path) -> None:
-    """Completions have no reasoning; other servers' names are pointed to this one."""
+    """Completions refuse the field; other servers' names for it are answered with this one."""
     asked: dict[str, Any] = {"prompt": "Hello", "max_tokens": 4, "thinking_token_budget": 2}
     refused = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")

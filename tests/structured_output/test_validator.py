@@ -46,8 +46,8 @@ def complete(http: httpx.Client, **fields: object) -> httpx.Response:
 
 
 def test_grammars_that_take_too_much_are_refused(http: httpx.Client) -> None:
-    """One that eats time, one that eats memory: each is a 400 with its field, and a plain request does not
-    wait meanwhile. Asked for again it is refused at once, and the next good one is taken."""
+    """A grammar that takes too much time or memory is a 400 with its field, while plain requests go on. A
+    second attempt is refused at once, and the next good grammar is accepted."""
     for wanted, field in (
         ({"json": TIME_EATER}, "structured_outputs.json"),
         ({"grammar": MEMORY_EATER}, "structured_outputs.grammar"),
@@ -69,7 +69,7 @@ def test_grammars_that_take_too_much_are_refused(http: httpx.Client) -> None:
 
 
 def test_a_killed_process_is_no_verdict(server: Server, http: httpx.Client) -> None:
-    """Its end from outside says nothing of the grammar that it read: that is asked for again."""
+    """A validator killed from outside does not reject its grammar: the grammar is validated again."""
     good = {"regex": "[a-c]{5}"}
     assert complete(http, structured_outputs={"regex": "[0-9]{3}"}).status_code == 200
     for number in (1, 2):
@@ -80,7 +80,7 @@ def test_a_killed_process_is_no_verdict(server: Server, http: httpx.Client) -> N
 
 
 def test_what_failed_by_the_way_is_tried_again() -> None:
-    """What is wrong with a request is kept; another failure is not; what is under way is never forgotten."""
+    """Errors of a request are cached, other failures are not; running work is never dropped."""
     cache: FutureCache[int] = FutureCache(1, 1, "test")
     wanted = [StructuredOutputsParams(regex=text) for text in "abc"]
     failures: list[Exception] = [TryAgainError("later"), RequestError("wrong")]
@@ -103,7 +103,7 @@ def test_what_failed_by_the_way_is_tried_again() -> None:
 
 
 def test_owners_of_grammars_take_turns() -> None:
-    """The one grammar of the second owner comes after one of the first one's ten."""
+    """The second owner's only grammar follows at most two of the first owner's ten."""
     cache: FutureCache[int] = FutureCache(64, 1, "test")
     go_on = threading.Event()
     order: list[str] = []
@@ -125,7 +125,7 @@ def test_owners_of_grammars_take_turns() -> None:
 
 
 def test_nobody_waits_for_a_cache_that_is_closed() -> None:
-    """Neither who asked before, nor who asks then."""
+    """Closing the cache fails all futures, of earlier and of later requests."""
     cache: FutureCache[int] = FutureCache(64, 1, "test")
     end = threading.Event()
     asked = [

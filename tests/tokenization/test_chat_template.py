@@ -79,7 +79,7 @@ TEMPLATES = {
 
 
 def outcome(render: Any, *args: Any, **kwargs: Any) -> str | tuple[str, str]:
-    """The text, or what was wrong."""
+    """Returns the text, or the error's type and message."""
     try:
         return str(render(*args, **kwargs))
     except Exception as error:
@@ -91,7 +91,7 @@ def outcome(render: Any, *args: Any, **kwargs: Any) -> str | tuple[str, str]:
 def test_templates_render_as_in_transformers(
     tokenizer: Tokenizer, name: str, tools: list[Any] | None
 ) -> None:
-    """Whatever a template does with messages, tools and its own arguments, and whatever it must not do."""
+    """Rendering equals transformers' for messages, tools, extra arguments, and forbidden operations."""
     options: dict[str, Any] = {"add_generation_prompt": True, "continue_final_message": False}
     expected = outcome(
         tokenizer.hf.apply_chat_template,
@@ -111,7 +111,7 @@ def test_templates_render_as_in_transformers(
 
 
 def test_a_message_that_is_not_finished_is_continued_as_in_transformers(tokenizer: Tokenizer) -> None:
-    """The reply that is to be continued stays open."""
+    """The reply to continue stays open."""
     options: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
     messages = [*CONVERSATION, {"role": "assistant", "content": "So there are"}]
     expected = tokenizer.hf.apply_chat_template(messages, tokenize=False, **options)
@@ -161,7 +161,7 @@ def test_an_open_message_that_is_not_shown_is_refused(
 
 
 def test_an_open_message_is_rendered_in_bounds(tokenizer: Tokenizer) -> None:
-    """No request takes a way on which a template could loop for ever."""
+    """Every way to render, also for an open message, limits a template's loops."""
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ messages }}"
     messages = [{"role": "user", "content": "x"}]
     documents: dict[str, Any] = {"documents": []}
@@ -175,7 +175,7 @@ def test_an_open_message_is_rendered_in_bounds(tokenizer: Tokenizer) -> None:
 
 @dataclass
 class Picture:
-    """What a template must not reach into."""
+    """An object that a template must not reach into."""
 
     path: str = "secret"
 
@@ -185,7 +185,7 @@ class Picture:
 
 
 def test_what_is_not_json_is_made_harmless_first(tokenizer: Tokenizer) -> None:
-    """Callers of ``LLM.chat`` may give any object: a template sees none of its methods."""
+    """Callers of ``LLM.chat`` may pass any object: a template sees its fields, not its methods."""
     messages = [{"role": "user", "content": "x", "picture": Picture()}]
     text = ChatTemplate(tokenizer.hf).render(
         messages,
@@ -216,7 +216,7 @@ PARTS = {
     + LOOP
     + "{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}",
 }
-"""Written for parts alone."""
+"""Templates that accept parts only."""
 EITHER = LOOP + "{% if m.content is string %}{{ m.content | trim }}{% else %}" + SAY + "{% endif %}" + END
 IN_PARTS: list[dict[str, Any]] = [
     {"role": "system", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": " brief."}]},
@@ -226,7 +226,7 @@ IN_PARTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_template_for_parts_gets_parts(tokenizer: Tokenizer, name: str) -> None:
-    """As the client sent them, and a text as one part: nothing of it is lost."""
+    """A template for parts gets them as the client sent them, and a text as one part."""
     template = PARTS[name]
     expected = tokenizer.hf.apply_chat_template(IN_PARTS, chat_template=template, tokenize=False)
     assert tokenizer.chat_text(IN_PARTS, chat_template=template) == expected == "<system>Be brief.<user>ab"
@@ -235,7 +235,7 @@ def test_a_template_for_parts_gets_parts(tokenizer: Tokenizer, name: str) -> Non
 
 
 def test_a_template_for_both_gets_what_the_client_sent(tokenizer: Tokenizer) -> None:
-    """Each in its own form, as transformers gives it."""
+    """Each message keeps its form, as in transformers."""
     for messages in (IN_PARTS, [{"role": "user", "content": " hello "}]):
         expected = tokenizer.hf.apply_chat_template(messages, chat_template=EITHER, tokenize=False)
         assert tokenizer.chat_text(messages, chat_template=EITHER) == expected
@@ -243,7 +243,7 @@ def test_a_template_for_both_gets_what_the_client_sent(tokenizer: Tokenizer) -> 
 
 @pytest.mark.parametrize("name", ["fields", "strings", "tiny models", "the model in the box"])
 def test_a_template_for_texts_gets_texts(tokenizer: Tokenizer, name: str) -> None:
-    """Parts are joined; a text that is cut up by the template is still one."""
+    """Parts are joined into the text that such a template expects."""
     template = TEMPLATES[name]
     filled = [*CONVERSATION[:-1], {"role": "user", "content": [{"type": "text", "text": " Trailing space "}]}]
     assert tokenizer.chat_text(filled, chat_template=template) == tokenizer.chat_text(
@@ -252,7 +252,7 @@ def test_a_template_for_texts_gets_texts(tokenizer: Tokenizer, name: str) -> Non
 
 
 def test_the_form_can_be_set(tokenizer: Tokenizer) -> None:
-    """Whatever the template looks like."""
+    """The option decides, whatever the template looks like."""
     shown = "{% for m in messages %}{{ m.content }}{% endfor %}"
     texts, parts = (
         tokenizer.chat_text(
@@ -278,7 +278,7 @@ def test_the_form_can_be_set(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_a_template_that_never_ends_is_refused(template: str, told: str, tokenizer: Tokenizer) -> None:
-    """Nobody could end the thread that renders it. The next one is rendered as ever."""
+    """An endless template is stopped, as no one could end its thread. The next one is rendered as usual."""
     messages = [{"role": "user", "content": "some words " * 9}]
     with pytest.raises(Exception, match=told):
         tokenizer.chat_text(messages, chat_template=template, add_generation_prompt=False)

@@ -1,4 +1,4 @@
-"""Prompts tokenized in pieces: the same tokens as at once, and of a growing conversation only what is new."""
+"""Prompts tokenized in pieces have the same tokens, and a growing conversation tokenizes only new text."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def trained(tokenizer: Tokenizer, added: list[AddedToken]) -> Tokenizer:
 
 
 def byte_level() -> Tokenizer:
-    """As in Qwen: NFC, a pattern, bytes; tool tokens next to the special ones."""
+    """Like Qwen's: NFC, a pattern, bytes; tool tokens next to the special ones."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -73,7 +73,7 @@ def byte_level() -> Tokenizer:
 
 
 def byte_level_with_prefix_space() -> Tokenizer:
-    """As in GPT-2's kin: a space before each piece; a space before <mask> belongs to it."""
+    """Like GPT-2's relatives: a space before each piece; a space before <mask> belongs to it."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     mask = AddedToken("<mask>", special=True, normalized=False, lstrip=True)
@@ -81,7 +81,7 @@ def byte_level_with_prefix_space() -> Tokenizer:
 
 
 def metaspace(scheme: str) -> Callable[[], Tokenizer]:
-    """As in T5 and later Llamas: the space is a letter, which a text may begin with."""
+    """Like T5's and later Llamas': the space is a letter, which a text may begin with."""
 
     def make() -> Tokenizer:
         tokenizer = Tokenizer(models.Unigram())
@@ -93,7 +93,7 @@ def metaspace(scheme: str) -> Callable[[], Tokenizer]:
 
 
 def prepending() -> Tokenizer:
-    """As in Llama 2: the space is a letter, no words."""
+    """Like Llama 2's: the space is a letter; there are no words."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trained(tokenizer, special("<s>", "</s>", "<unk>", *CHAT_TOKENS))
@@ -103,7 +103,7 @@ def prepending() -> Tokenizer:
 
 
 def word_piece() -> Tokenizer:
-    """As in BERT: lower case, no accents; tokens before and after a text where they are asked for."""
+    """Like BERT's: lower case, no accents; tokens before and after a text on request."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -115,7 +115,7 @@ def word_piece() -> Tokenizer:
 
 
 def hostile() -> Tokenizer:
-    """Added tokens that reach over others, hold others, or take in what is next to them."""
+    """Added tokens that overlap others, contain others, or absorb the characters next to them."""
     tokenizer = trained_bpe(special(*CHAT_TOKENS))
     tokenizer.add_tokens(
         [
@@ -207,8 +207,8 @@ MESSAGES = st.lists(TEXTS, min_size=1, max_size=8)
 def test_pieces_come_out_as_the_whole(
     backend: Tokenizer, turns: list[str], branch: list[str], max_bytes: int
 ) -> None:
-    """A conversation that grows, and one that leaves it half-way, has at each turn the tokens of its text at
-    once; with any memory, and with whatever stands around the special tokens."""
+    """Each turn of a growing conversation, and of a branch of it, has the tokens of its whole text, with any
+    memory limit and any text around the special tokens."""
     encoder = PromptEncoder.of(backend, max_bytes)
     assert encoder is not None
     half = turns[: len(turns) // 2]
@@ -223,7 +223,7 @@ def test_pieces_come_out_as_the_whole(
 
 @pytest.mark.parametrize("num_tokens", [15, 16, 2**16 - 1, 2**16])
 def test_a_prompt_of_any_length_is_written_as_msgpack_has_it(backend: Tokenizer, num_tokens: int) -> None:
-    """A list's length is written in one, three or five bytes."""
+    """The msgpack of a token list is right with each size of its length field."""
     encoder = PromptEncoder.of(backend)
     assert encoder is not None
     cut = cut_tokens(backend.get_added_tokens_decoder())[0]
@@ -233,7 +233,7 @@ def test_a_prompt_of_any_length_is_written_as_msgpack_has_it(backend: Tokenizer,
 
 
 def test_only_what_is_new_is_tokenized(backend: Tokenizer) -> None:
-    """The next turn of a conversation, and another way on from an earlier turn, cost what they add."""
+    """The next turn, and a branch from an earlier turn, tokenize only their new text."""
     encoder = PromptEncoder.of(backend)
     assert encoder is not None
     start, _ = CHAT_TOKENS
@@ -248,7 +248,7 @@ def test_only_what_is_new_is_tokenized(backend: Tokenizer) -> None:
 
 
 def test_tokens_that_reach_over_others_are_not_cut_at() -> None:
-    """A text is cut only at tokens that nothing next to them can change."""
+    """A text is cut only at tokens that no neighbor can change."""
     assert cut_tokens(hostile().get_added_tokens_decoder()) == ["<|im_start|>", "<|end|>"]
 
 
@@ -279,13 +279,13 @@ class _Joining:
 
 @pytest.mark.parametrize("kind", ["chance", "no special tokens", "tokens that overlap", "python"])
 def test_where_pieces_may_differ_from_the_whole_there_are_none(kind: str) -> None:
-    """A tokenizer with steps that are not known to look at one piece alone tokenizes whole texts."""
+    """A tokenizer with steps that may look beyond a piece tokenizes whole texts."""
     for tokenizer in unlike_any(kind):
         assert PromptEncoder.of(tokenizer) is None
 
 
 def test_tokens_around_a_prompt_are_added_where_they_are_asked_for() -> None:
-    """The model's own tokens before and after a text come as the tokenizer puts them, or not at all."""
+    """The model's own tokens before and after a text are placed as by the tokenizer, or left out."""
     tokenizer = EngineTokenizer(_as_hf(word_piece()))
     for text in ("<|im_start|>user said<|im_end|> so", "the user", ""):
         for add in (True, False):
@@ -295,7 +295,7 @@ def test_tokens_around_a_prompt_are_added_where_they_are_asked_for() -> None:
 
 
 def test_what_others_ask_of_the_tokenizer_changes_no_prompt(tokenizer: EngineTokenizer) -> None:
-    """The tokenizer is shared with its user, whose call may have told it to cut texts off."""
+    """The user shares the tokenizer and may have called it with truncation; prompts stay the same."""
     text = "<|im_start|>user\nHello there, you<|im_end|>\n"
     expected = tokenizer.encode(text)
     tokenizer.hf(text, truncation=True, max_length=3)

@@ -1,4 +1,4 @@
-"""Long texts tokenized part by part: the tokens of the whole, wherever that is proved, and nowhere else."""
+"""Long texts tokenized in parts: tokens equal those of the whole; without proof of that, no text is cut."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SPACE = {"String": " "}
 
 
 def split_by(*patterns: str) -> Callable[[], Tokenizer]:
-    """As models of this kind have it: the patterns one after the other, then bytes."""
+    """Splits like models of this kind: the patterns one after the other, then bytes."""
 
     def make() -> Tokenizer:
         tokenizer = Tokenizer(models.BPE())
@@ -61,7 +61,7 @@ def split_by(*patterns: str) -> Callable[[], Tokenizer]:
 
 
 def spaces_as_marks(prepends: bool) -> Callable[[], Tokenizer]:
-    """As in Llama 2, or in Gemma: no words, spaces are letters, bytes for what no piece knows."""
+    """Like Llama 2's or Gemma's: no words, spaces are letters, bytes for unknown characters."""
 
     def make() -> Tokenizer:
         words = [
@@ -147,14 +147,14 @@ def cuts(backend: Tokenizer) -> TextCuts:
 def test_parts_have_the_tokens_of_the_whole(
     backend: Tokenizer, cuts: TextCuts, text: str, part_chars: int
 ) -> None:
-    """Cut as often as may be, at whatever stands around a cut."""
+    """Tokens equal those of the whole at the most possible cuts, with any text around a cut."""
     parts = list(cuts.parts(text, part_chars))
     tokens = [token for part in parts for token in backend.encode(part, add_special_tokens=False).ids]
     assert tokens == backend.encode(text, add_special_tokens=False).ids, parts
 
 
 def test_an_ordinary_text_is_cut_into_parts_of_bounded_length(backend: Tokenizer, cuts: TextCuts) -> None:
-    """In all of these there is a place behind nearly every word, and what comes of it is the whole's."""
+    """An ordinary text can be cut after nearly every word, with the tokens of the whole."""
     text = "<|im_start|>user\nThe user said: look at this file, and that one.\n" * 2500
     assert max(map(len, cuts.parts(text))) <= PART_CHARS + 100
     encoder = PromptEncoder.of(backend)
@@ -176,7 +176,7 @@ def test_a_text_without_a_place_to_cut_is_bounded(backend: Tokenizer, cuts: Text
     ids=["spaces put before", "likeliest pieces", "words of unknown letters", "whole words added", "lines"],
 )
 def test_where_nothing_is_proved_nothing_is_cut(make: Callable[[], Tokenizer]) -> None:
-    """A tokenizer whose steps may look beyond a word takes a text as a whole."""
+    """A tokenizer whose steps may look beyond a word gets whole texts."""
     assert TextCuts.of(make()) == TextCuts()
 
 
@@ -199,7 +199,7 @@ def test_where_nothing_is_proved_nothing_is_cut(make: Callable[[], Tokenizer]) -
 def test_what_may_stand_side_by_side_in_a_match(
     pattern: str, left: str, right: str, stands_together: bool
 ) -> None:
-    """Read off the pattern: repeated groups, lookaheads, classes within classes, letters of either case."""
+    """The pattern determines it: repeated groups, lookaheads, nested classes, letters of either case."""
     assert SplitPattern(pattern).has_pair(left, right) == stands_together
 
 
@@ -207,6 +207,6 @@ def test_what_may_stand_side_by_side_in_a_match(
     "pattern", [r"(?<=a)b", r"^a", r"a\b", r"(a)\1", r"a$", r"(?=a)b", r"(a", r"[a", r"\X"]
 )
 def test_of_patterns_that_look_elsewhere_nothing_is_said(pattern: str) -> None:
-    """What looks back, or at the text's ends, may see another thing in a part than in the whole."""
+    """A pattern that looks back, or at the text's ends, may match differently in a part."""
     with pytest.raises(PatternError):
         SplitPattern(pattern)

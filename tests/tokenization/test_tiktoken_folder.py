@@ -1,4 +1,4 @@
-"""Folders as Kimi-K2 is published: their tokens are those of tiktoken with the pattern of Kimi's code."""
+"""Folders in Kimi-K2's published form have the tokens of tiktoken with the pattern of Kimi's code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ranks trained on some of the texts, and tokens named and reserved behind them."""
+    """A folder with ranks trained on some of the texts, then named and reserved tokens."""
     folder = tmp_path_factory.mktemp("tiktoken")
     (folder / "config.json").write_text(json.dumps({"model_type": "kimi_k2", "vocab_size": VOCAB_SIZE}))
     write_tokenizer(folder, train_ranks(TEXTS, 900), VOCAB_SIZE)
@@ -51,7 +51,7 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Any:
-    """tiktoken's encoding, set up as Kimi's code does."""
+    """tiktoken's encoding, set up like Kimi's code."""
     tiktoken = pytest.importorskip("tiktoken", reason="the tiktoken library is not installed")
     load = pytest.importorskip("tiktoken.load")
     ranks = load.load_tiktoken_bpe(str(folder / "tiktoken.model"))
@@ -61,7 +61,7 @@ def reference(folder: Path) -> Any:
 
 
 def test_tokens_are_those_of_tiktoken(tokenizer: Tokenizer, reference: Any) -> None:
-    """In English, code, Chinese, emoji, numbers, runs of spaces; and back to the text."""
+    """Tokens are equal in English, code, Chinese, emoji, numbers and spaces, and decode to the text."""
     for text in [*TEXTS, "".join(TEXTS)]:
         tokens = tokenizer.encode(text)
         assert tokens == reference.encode(text, allowed_special="all"), text
@@ -69,7 +69,7 @@ def test_tokens_are_those_of_tiktoken(tokenizer: Tokenizer, reference: Any) -> N
 
 
 def test_tokens_of_random_texts_are_those_of_tiktoken(tokenizer: Tokenizer, reference: Any) -> None:
-    """Cut out of the texts at random, and put together."""
+    """Random pieces of the texts, joined, have equal tokens."""
     rng, whole = random.Random(0), "".join(TEXTS)
     for _ in range(500):
         starts = [rng.randrange(len(whole)) for _ in range(20)]
@@ -78,7 +78,7 @@ def test_tokens_of_random_texts_are_those_of_tiktoken(tokenizer: Tokenizer, refe
 
 
 def test_added_and_reserved_tokens_are_found_in_texts(tokenizer: Tokenizer, reference: Any) -> None:
-    """Each by its own id, up to the vocabulary's size, and next to text."""
+    """Each is found by its own id, up to the vocabulary's size, and next to text."""
     assert len(tokenizer.hf) == VOCAB_SIZE == reference.n_vocab
     for token, token_id in reference._special_tokens.items():
         text = f"a {token}\nb{token}{token}"
@@ -89,7 +89,7 @@ def test_added_and_reserved_tokens_are_found_in_texts(tokenizer: Tokenizer, refe
 
 
 def test_only_special_tokens_are_left_out_of_decoded_texts(tokenizer: Tokenizer) -> None:
-    """Parsers read the marks of tool calls; Kimi's code leaves reserved tokens in, too."""
+    """Parsers read the marks of tool calls; like Kimi's code, decoding keeps reserved tokens."""
     text = f"[BOS]a<|tool_calls_section_begin|>b<|reserved_token_{VOCAB_SIZE - 3}|>c<|im_end|>"
     left = tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True)
     assert left == f"a<|tool_calls_section_begin|>b<|reserved_token_{VOCAB_SIZE - 3}|>c"
@@ -98,7 +98,7 @@ def test_only_special_tokens_are_left_out_of_decoded_texts(tokenizer: Tokenizer)
 
 @pytest.mark.parametrize("decoder", [TokenDecoder, StreamTokenDecoder])
 def test_a_stream_has_whole_characters(tokenizer: Tokenizer, decoder: type[TokenDecoder]) -> None:
-    """Those of several tokens come with the last of them."""
+    """A character of several tokens is streamed with the last of them."""
     text = "".join(TEXTS)
     prompt, *tokens = tokenizer.encode("x" + "\N{PERSEVERING FACE}\N{HUGGING FACE}" + text)
     stream = decoder(tokenizer, SamplingParams(), [prompt])
@@ -109,7 +109,7 @@ def test_a_stream_has_whole_characters(tokenizer: Tokenizer, decoder: type[Token
 
 
 def test_nothing_that_makes_tokenizing_quick_is_lost(tokenizer: Tokenizer) -> None:
-    """Texts are cached in pieces, and cut in parts; and no token is added around a prompt's own."""
+    """Prompts are cached in pieces and cut in parts; no token is added around a prompt."""
     assert tokenizer._encoder is not None
     assert tokenizer._token_reach is not None
     assert tokenizer.encode("a") == tokenizer.encode("a", add_special_tokens=False)
@@ -118,7 +118,7 @@ def test_nothing_that_makes_tokenizing_quick_is_lost(tokenizer: Tokenizer) -> No
 
 
 def test_tools_have_their_keys_in_order(tokenizer: Tokenizer) -> None:
-    """As Kimi's code passes them to the template: the model has seen no others."""
+    """The keys of tools are sorted, as Kimi's code passes them to the template."""
     tool = {
         "type": "function",
         "function": {"name": "f", "parameters": {"required": [], "a": [{"z": 1, "b": 2}]}},
@@ -129,7 +129,7 @@ def test_tools_have_their_keys_in_order(tokenizer: Tokenizer) -> None:
 
 
 def damaged(folder: Path, to: Path, name: str, content: str | None) -> ModelConfig:
-    """A copy of the folder with another content of a file, or without it."""
+    """A copy of the folder with other content in a file, or without that file."""
     for file in folder.iterdir():
         (to / file.name).write_bytes(file.read_bytes())
     if content is None:
@@ -143,9 +143,9 @@ def damaged(folder: Path, to: Path, name: str, content: str | None) -> ModelConf
     ("name", "content", "said"),
     [
         ("config.json", '{"model_type": "other"}', r"tiktoken\.model does not say .* kimi_k2 alone, not of"),
-        ("config.json", None, r"there must be a file .*config\.json"),
+        ("config.json", None, r"needs the file .*config\.json"),
         ("config.json", '{"model_type": "kimi_k2", "vocab_size": 300}', r"config\.json, vocab_size is less"),
-        ("tokenizer_config.json", None, r"there must be a file .*tokenizer_config\.json"),
+        ("tokenizer_config.json", None, r"needs the file .*tokenizer_config\.json"),
         ("tokenizer_config.json", "[]", r"tokenizer_config\.json, it is not a JSON object"),
         ("tokenizer_config.json", "{}", r"added_tokens_decoder is not an object"),
         (
@@ -167,14 +167,14 @@ def damaged(folder: Path, to: Path, name: str, content: str | None) -> ModelConf
 def test_what_cannot_be_read_is_refused_with_the_files_name(
     folder: Path, tmp_path: Path, name: str, content: str | None, said: str
 ) -> None:
-    """In one sentence."""
+    """What cannot be read is refused in one sentence with the file's name."""
     with pytest.raises(ModelLoadError, match=said) as refused:
         Tokenizer.load(damaged(folder, tmp_path, name, content))
     assert "\n" not in str(refused.value)
 
 
 def test_a_tokenizer_json_goes_first(folder: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Whatever the model type."""
+    """tokenizer.json is preferred, whatever the model type."""
     assert tokenizer.backend is not None
     config = damaged(folder, tmp_path, "config.json", '{"model_type": "other"}')
     (tmp_path / "tokenizer_config.json").write_text("{}")

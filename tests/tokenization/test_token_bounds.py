@@ -1,4 +1,4 @@
-"""How few tokens a text can have: never more than it has, and nothing where that is not certain."""
+"""The lower bound of a text's tokens: never more than it has, and none where that is not certain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tokenization.test_prompt_encoder import (
 
 
 def byte_fallback() -> Tokenizer:
-    """As in Llama 2: pieces of characters, and bytes for characters that are in none."""
+    """Like Llama 2's: pieces of characters, and bytes for characters that are in none."""
     pieces = ["▁", "a", "b", "▁a", "ab", "▁ab", "▁abab", *(f"<0x{byte:02X}>" for byte in range(256))]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     merges = [("▁", "a"), ("a", "b"), ("▁", "ab"), ("▁ab", "ab")]
@@ -37,7 +37,7 @@ TEXTS = st.lists(st.sampled_from(CHARACTERS + OTHERS)).map("".join)
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
 def test_no_text_has_fewer_tokens_than_its_length_says(make: Callable[[], Tokenizer]) -> None:
-    """Composed characters, special tokens and characters in bytes: the count is never too high."""
+    """For composed characters, special tokens and characters in bytes the bound is never too high."""
     backend = make()
     reach = TokenBounds.of(backend)
     assert reach is not None
@@ -53,7 +53,7 @@ def test_no_text_has_fewer_tokens_than_its_length_says(make: Callable[[], Tokeni
 
 @pytest.mark.parametrize(("make", "longest"), [(byte_level, "<|im_start|>"), (byte_fallback, " abab")])
 def test_a_text_of_the_longest_tokens_is_not_refused(make: Callable[[], Tokenizer], longest: str) -> None:
-    """It has just so many tokens as its length says, and one character more has more."""
+    """A text of the longest tokens has exactly as many as the bound says; one character more raises it."""
     backend = make()
     reach = TokenBounds.of(backend)
     assert reach is not None
@@ -68,5 +68,5 @@ def test_a_text_of_the_longest_tokens_is_not_refused(make: Callable[[], Tokenize
     ids=["takes in spaces", "unknown pieces", "words of any length", "takes in more"],
 )
 def test_where_a_token_may_stand_for_any_length_nothing_is_said(make: Callable[[], Tokenizer]) -> None:
-    """An unknown word, or a token that takes in the spaces next to it, has no longest text."""
+    """A tokenizer has no bound if a token may stand for an unknown word or absorbs spaces around it."""
     assert TokenBounds.of(make()) is None

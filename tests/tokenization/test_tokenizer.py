@@ -23,7 +23,7 @@ WEATHER: dict[str, Any] = {
 
 
 def test_a_chat_is_rendered_as_transformers_renders_it(tokenizer: Tokenizer) -> None:
-    """Same template, same tokens, with and without tools."""
+    """Template and tokens are transformers', with and without tools."""
     choices: list[list[Any] | None] = [None, [WEATHER]]
     for tools in choices:
         expected = tokenizer.hf.apply_chat_template(
@@ -33,7 +33,7 @@ def test_a_chat_is_rendered_as_transformers_renders_it(tokenizer: Tokenizer) -> 
 
 
 def test_tools_and_template_arguments_reach_the_template(tokenizer: Tokenizer) -> None:
-    """``tools``, a template of the request and its own arguments are all used."""
+    """``tools``, a request's own template and its arguments are all used."""
     assert "weather" in tokenizer.decode(tokenizer.render_chat(HELLO, [WEATHER]))
     rendered = tokenizer.render_chat(
         HELLO, chat_template="{{ mood }}: {{ messages[0].content }}", chat_template_kwargs={"mood": "glad"}
@@ -42,7 +42,7 @@ def test_tools_and_template_arguments_reach_the_template(tokenizer: Tokenizer) -
 
 
 def test_the_arguments_of_tool_calls_reach_the_template_as_objects(tokenizer: Tokenizer) -> None:
-    """Clients send them as JSON text; templates expect objects. What is no JSON stays text."""
+    """Clients send JSON text, templates expect objects. Arguments that are not JSON stay text."""
     template = "{% for c in messages[0].tool_calls %}{{ c.function.arguments is mapping }} {% endfor %}"
     calls = [{"function": {"name": "f", "arguments": text}} for text in ('{"a": 1}', "{broken", "")]
     rendered = tokenizer.render_chat(
@@ -52,7 +52,7 @@ def test_the_arguments_of_tool_calls_reach_the_template_as_objects(tokenizer: To
 
 
 def test_bytes_that_are_tokens_are_given_as_such(tokenizer: Tokenizer) -> None:
-    """A vocabulary of bytes has them under names of their own: <0xE9>, or a letter for each."""
+    """A vocabulary of bytes names them specially: <0xE9>, or a letter for each."""
     pieces = ["a", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
     backend = BackendTokenizer(
         models.BPE({piece: n for n, piece in enumerate(pieces)}, [], byte_fallback=True)
@@ -66,7 +66,7 @@ def test_bytes_that_are_tokens_are_given_as_such(tokenizer: Tokenizer) -> None:
 
 
 def test_text_parts_are_joined_and_others_refused(tokenizer: Tokenizer) -> None:
-    """Content may come in parts; a part that is no text is an error naming its type."""
+    """Content may come in parts; a part that is not text is an error that names its type."""
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     assert tokenizer.render_chat([{"role": "user", "content": parts}]) == tokenizer.render_chat(
         [{"role": "user", "content": "one\ntwo"}]
@@ -93,7 +93,7 @@ def test_what_cannot_be_rendered_is_a_request_error(
 
 
 def test_a_model_without_a_template_says_so(model_folder: Path) -> None:
-    """No guess is made at how to write a conversation."""
+    """Without a template a conversation is refused, not guessed."""
     bare = Tokenizer.load(ModelConfig(model=str(model_folder)))
     bare.hf.chat_template = None
     with pytest.raises(RequestError, match="no chat template"):
@@ -101,20 +101,20 @@ def test_a_model_without_a_template_says_so(model_folder: Path) -> None:
 
 
 def test_a_folder_without_a_tokenizer_is_a_load_error(tmp_path: Path) -> None:
-    """One sentence that names the folder."""
+    """A folder without a tokenizer is refused in one sentence that names the folder."""
     with pytest.raises(ModelLoadError, match=r"tmp.* has no tokenizer"):
         Tokenizer.load(ModelConfig(model=str(tmp_path)))
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """A mistyped path is told as such, not as a bad name for the hub."""
+    """A mistyped path is named as a path, not as a wrong hub name."""
     missing = tmp_path / "missing"
     with pytest.raises(ModelLoadError, match=rf"^The folder {missing} does not exist\.$"):
         Tokenizer.load(ModelConfig(model=str(missing)))
 
 
 def test_a_long_text_is_encoded_quietly(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
-    """Whether it fits is the request's matter; the library's warning of errors to come would be wrong."""
+    """The request checks the length; the library's warning about it is suppressed."""
     logger = logging.getLogger("transformers")
     tokenizer.hf.deprecation_warnings.clear()  # it warns once per process
     logger.addHandler(caplog.handler)
@@ -126,6 +126,6 @@ def test_a_long_text_is_encoded_quietly(tokenizer: Tokenizer, caplog: pytest.Log
 
 
 def test_bad_words_are_spelt_at_the_start_and_after_a_space(tokenizer: Tokenizer) -> None:
-    """Every spelling that decodes to the word is among the forbidden ones."""
+    """The forbidden spellings are the word at the start of a text and after a space."""
     spelt = {tokenizer.decode(ids) for ids in tokenizer.bad_word_token_ids(["self"])}
     assert spelt == {"self", " self"}

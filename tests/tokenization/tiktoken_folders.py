@@ -1,4 +1,4 @@
-"""Writes folders as Kimi-K2 is published: a vocabulary in tiktoken's format, and no tokenizer.json."""
+"""Writes folders in Kimi-K2's published form: a vocabulary in tiktoken's format, and no tokenizer.json."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIMI_PATTERN = (
     r"|\s+(?!\S)"
     r"|\s+"
 )
-"""As Kimi's tokenization_kimi.py has it."""
+"""The pattern of Kimi's tokenization_kimi.py."""
 TEMPLATE = (
     "{% if tools %}<|im_system|>tools<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}"
     "{% for m in messages %}<|im_user|>{{ m.role }}<|im_middle|>{{ m.content }}<|im_end|>{% endfor %}"
@@ -36,7 +36,7 @@ _PLAIN = (
     "<|tool_call_argument_begin|>",
     "<|tool_call_end|>",
 )
-"""Not special: a parser of tool calls reads them in what was decoded."""
+"""Added tokens that are not special: a parser of tool calls reads them in decoded text."""
 
 
 def train_ranks(texts: list[str], size: int) -> dict[bytes, int]:
@@ -58,7 +58,7 @@ def train_ranks(texts: list[str], size: int) -> dict[bytes, int]:
 
 
 def added_tokens(first: int, vocab_size: int) -> dict[str, dict[str, Any]]:
-    """An added_tokens_decoder with gaps, as Kimi's has, behind ``first`` tokens."""
+    """An added_tokens_decoder with gaps, like Kimi's, after ``first`` tokens."""
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
     ids = {text: first + at for at, text in enumerate((*_FIRST, *_PLAIN))}
     ids |= {"[UNK]": vocab_size - 2, "[PAD]": vocab_size - 1}
@@ -69,7 +69,7 @@ def added_tokens(first: int, vocab_size: int) -> dict[str, dict[str, Any]]:
 
 
 def write_tokenizer(folder: Path, ranks: dict[bytes, int], vocab_size: int) -> None:
-    """The files that a tokenizer is made of, beside a config.json with ``vocab_size``."""
+    """Writes the tokenizer's files, with a config.json that has ``vocab_size``."""
     lines = [b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks.items()]
     (folder / "tiktoken.model").write_bytes(b"".join(lines))
     fields = {
@@ -87,7 +87,7 @@ def write_tokenizer(folder: Path, ranks: dict[bytes, int], vocab_size: int) -> N
 
 
 def as_kimi(folder: Path, ranks: dict[bytes, int]) -> Path:
-    """Makes a model folder one of Kimi's type, whose tokenizer is written anew."""
+    """Turns a model folder into one of Kimi's type, with a new tokenizer."""
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         (folder / name).unlink(missing_ok=True)
     config = json.loads((folder / "config.json").read_text())

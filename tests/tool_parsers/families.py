@@ -316,7 +316,7 @@ SEED = Family(
 
 
 def _hy(suffix: str, separator: str, line: str) -> Family:
-    """Hunyuan's later formats: with a suffix of tags, a tag behind names, and line breaks between tags."""
+    """Hunyuan's later formats: with a suffix in tags, a tag after names, and line breaks between tags."""
 
     def tag(name: str) -> str:
         return f"<{name}{suffix}>"

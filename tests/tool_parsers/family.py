@@ -1,4 +1,4 @@
-"""A model family as the tests know it, and the calls that each family is to write."""
+"""A model family as the tests know it, and the calls that each family must write."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ CALLS: list[Call] = [
 
 @dataclass(frozen=True)
 class Family:
-    """One format: its template's excerpt, and texts its parser looks at closely."""
+    """One format: its template's excerpt, and texts that its parser must examine closely."""
 
     name: str
     template: str
     pieces: list[str]
     stop: str = ""
-    """Ends a reply in the template, and is not part of its text."""
+    """The end of a reply in the template, which is not part of its text."""
     calls: list[Call] = field(default_factory=lambda: CALLS)
     messages: bool = False
     """Whether a reply is several messages, of which some are reasoning."""
     guesses: bool = False
-    """Whether the types of what lies inside objects and lists are a guess, as only schemas say them."""
+    """Whether types inside objects and lists are guesses, because only schemas state them."""
 
     def render(self, content: str, calls: list[Call]) -> str:
         environment = Environment(trim_blocks=True, lstrip_blocks=True)

@@ -10,8 +10,8 @@ _PLAIN = "value if value is string else value | tojson"
 def _spelled(
     name: str, pieces: tuple[str, ...], parameter: str, section: tuple[str, str] = ("", "")
 ) -> Family:
-    """A format with elements: ``pieces`` are what stands before a call's name, behind it and at the call's
-    end, ``parameter`` one parameter, with KEY and VALUE in their places."""
+    """A format with elements: ``pieces`` are the texts before a call's name, after it and at the call's end,
+    ``parameter`` is one parameter, with KEY and VALUE in their places."""
     before, behind, end = pieces
     written = parameter.replace("KEY", "' + key + '").replace("VALUE", f"' + ({_PLAIN}) + '")
     return Family(

@@ -1,4 +1,4 @@
-"""More model families: those that fewer people run."""
+"""More model families, which fewer people use."""
 
 from __future__ import annotations
 

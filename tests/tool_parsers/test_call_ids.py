@@ -1,4 +1,4 @@
-"""Promises about ids of calls in a history: a format's templates get those that they take."""
+"""Promises of ids of calls in a history: a format's templates get ids that they accept."""
 
 from __future__ import annotations
 

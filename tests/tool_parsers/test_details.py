@@ -1,4 +1,4 @@
-"""Promises of single formats: what models write besides what their templates show, and what is no call."""
+"""Promises of single formats: what models write besides what their templates show, and what is not a call."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ HARMONY_PREAMBLE = (
     ],
 )
 def test_what_models_also_write(family: Family, text: str, content: str, calls: Calls) -> None:
-    """A call that leaves its template's path where the sense is plain is still a call."""
+    """A call that deviates from its template is still a call where the sense is plain."""
     reply = family.read(text)
     assert (reply.content, [(call.name, call.arguments) for call in reply.calls]) == (content, calls)
 
@@ -150,14 +150,14 @@ def test_what_models_also_write(family: Family, text: str, content: str, calls: 
     ],
 )
 def test_what_looks_like_a_call_and_is_none_stays_content(family: Family, text: str) -> None:
-    """Not one character of it is lost."""
+    """Text that only resembles a call stays content, to the last character."""
     reply = family.read(text)
     assert (reply.content, reply.calls) == (text, [])
 
 
 @pytest.mark.parametrize("family", [HERMES, LLAMA3_JSON, PYTHONIC, QWEN3_CODER, MISTRAL, HARMONY])
 def test_what_is_too_long_for_a_name_is_not_waited_for(family: Family) -> None:
-    """A quote that never closes, or a tag, holds back what follows it no longer than a name can be."""
+    """An unclosed quote or tag delays the following text no longer than a name can be."""
     heads = {
         "hermes": '<tool_call>{"',
         "llama3_json": '{"name": "',
@@ -172,7 +172,7 @@ def test_what_is_too_long_for_a_name_is_not_waited_for(family: Family) -> None:
 
 
 def test_the_channels_of_harmony() -> None:
-    """Analysis is reasoning, what goes to nobody's tool is not run, and calls need tools."""
+    """Analysis is reasoning, calls of others' tools are not run, and without tools there are no calls."""
     text = (
         "<|channel|>analysis<|message|>Let me think.<|end|><|start|>assistant<|channel|>analysis to=python"
         "<|message|> 1+1<|call|><|start|>assistant<|channel|>final<|message|>Two."
@@ -185,7 +185,7 @@ def test_the_channels_of_harmony() -> None:
 
 
 def test_harmony_goes_on_where_the_prompt_ends() -> None:
-    """A prompt that has begun a message decides which channel the reply's first words are in."""
+    """A message that the prompt has begun decides the channel of the reply's first words."""
     prompt_tail = "<|end|><|start|>assistant<|channel|>analysis<|message|>First,"
     parser = ReplyFormat.choose("openai", "auto", None).parser(None, prompt_tail)
     deltas = parser.feed(" think.<|end|><|start|>assistant<|channel|>final<|message|>Done.")
@@ -196,7 +196,7 @@ def test_harmony_goes_on_where_the_prompt_ends() -> None:
 
 
 def test_ids_are_those_that_the_template_takes_back() -> None:
-    """Mistral's templates want nine letters or digits, Kimi's the id that the model wrote."""
+    """Mistral's templates need nine letters or digits, Kimi's the id that the model wrote."""
     [call] = MISTRAL.read('[TOOL_CALLS]f{"a": 1}').calls
     assert len(call.call_id) == 9
     assert call.call_id.isalnum()

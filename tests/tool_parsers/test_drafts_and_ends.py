@@ -1,4 +1,4 @@
-"""Promises about what looks like a call and is none, and about slips that only one format knows."""
+"""Promises about text that resembles a call, and about slips that only one format knows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
 
 
 def read(fmt: str, text: str, reasoning: str = "none", *, is_whole: bool = True) -> ParsedReply:
-    """The reply, the same whole and letter by letter."""
+    """Reads the reply; asserts that it is the same whole and letter by letter."""
     replies = []
     for pieces in ([text], list(text)):
         parser = ReplyFormat.choose(fmt, reasoning, None).parser(TOOLS, "")
@@ -100,7 +100,7 @@ def test_an_answer_in_json_is_no_call_without_a_tag() -> None:
 
 @pytest.mark.parametrize("fence", ["```xml", "~~~", "````"])
 def test_a_call_in_a_fence_is_an_example(fence: str) -> None:
-    """It is shown as it stands; what comes behind the fence is made."""
+    """A fenced call is shown unchanged; a call after the fence is made."""
     example = f"So:\n{fence}\n{HERMES}\n{fence.rstrip('xml')}\n"
     reply = read("hermes", example)
     assert (reply.content, reply.calls) == (example, [])
@@ -119,7 +119,7 @@ def test_a_call_in_a_fence_is_an_example(fence: str) -> None:
     ],
 )
 def test_the_head_of_a_call_that_the_length_cut_off_is_shown_to_nobody(fmt: str, head: str) -> None:
-    """What the model itself ended there is shown."""
+    """An unfinished call is shown only if the model itself ended there."""
     assert read(fmt, f"Sure. {head}", is_whole=False).content == "Sure. "
     assert read(fmt, f"Sure. {head}").content == f"Sure. {head}"
 
@@ -146,7 +146,7 @@ def test_a_short_beginning_that_may_be_text_stays() -> None:
 def test_a_call_in_the_thoughts_is_made_if_the_reply_ends_with_it(
     text: str, reasoning: str, content: str, made: list[tuple[str, Any]]
 ) -> None:
-    """Or if it stands at their end on lines of its own; else it was drafted."""
+    """A call on its own lines at the end of reasoning is made, too; any other is a draft."""
     reply = read("hermes", text, "qwen3")
     assert (reply.reasoning.strip(), reply.content, calls(reply)) == (reasoning.strip(), content, made)
 
@@ -224,11 +224,11 @@ def test_messages_of_harmony_do_not_run_into_each_other() -> None:
 @pytest.mark.parametrize(
     ("fmt", "text", "reasoning", "content"),
     [
-        # what is no call from its first word on is none whatever follows
+        # a text that is not a call from its first word on stays so whatever follows
         ("seed_oss", "<seed:tool_call></function><function=f></think>", None, ""),
         ("minimax_m2", '<minimax:tool_call></invoke><invoke name="f"></think>', None, ""),
         ("xlam", '<tool_call>[TOOL_CALLS]{"name": "f", "arguments": {}}</think>', None, ""),
-        # a stray end of thoughts is left out unless a quote stands right before it
+        # a stray end of reasoning is dropped unless a quote directly precedes it
         ("hermes", "a</think>``` </think>", "a", "``` "),
         ("hermes", "a</think>`</think>`", "a", "`</think>`"),
     ],
@@ -236,7 +236,7 @@ def test_messages_of_harmony_do_not_run_into_each_other() -> None:
 def test_these_do_not_depend_on_how_they_are_cut(
     fmt: str, text: str, reasoning: str | None, content: str
 ) -> None:
-    """Found by drawing texts and cuts at random."""
+    """Cases, found by drawing texts and cuts at random, are read alike whole and in letters."""
     expected = text.removesuffix("</think>") if reasoning is None else reasoning
     for pieces in ([text], list(text)):
         parser = ReplyFormat.choose(fmt, "think", None).parser(TOOLS, "<think>\n")

@@ -1,4 +1,4 @@
-"""Promises every format's parser keeps: templates are read back, cuts never matter, and nothing is lost."""
+"""Promises of every format's parser: it reads templates' output, cuts never matter, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_in_pieces(family: Family, pieces: list[str]) -> ParsedReply:
 @pytest.mark.parametrize("content", ["", "Let me look.", "Two lines,\n\nof [text] & <b>."])
 @pytest.mark.parametrize("num_calls", [1, 2, 5])
 def test_what_the_template_writes_is_read_back(family: Family, content: str, num_calls: int) -> None:
-    """An answer with calls, as the model's own template renders it, is those calls and that content."""
+    """An answer with calls, rendered by the model's own template, is read as these calls and this content."""
     content = "" if family.name == "json" else content
     reply = family.read(family.render(content, CALLS[:num_calls]))
     assert calls_of(reply) == CALLS[:num_calls]
@@ -45,14 +45,14 @@ def test_what_the_template_writes_is_read_back(family: Family, content: str, num
 
 @each_family
 def test_one_character_at_a_time_is_read_the_same(family: Family) -> None:
-    """The finest cut gives what the whole gives."""
+    """The finest cut gives the same result as the whole."""
     text = family.render("Look:" if family.name != "json" else "", CALLS)
     assert summary(read_in_pieces(family, list(text))) == summary(family.read(text))
 
 
 @each_family
 def test_arguments_are_streamed(family: Family) -> None:
-    """A long argument comes in many pieces, its name before; Python's values come one at a time."""
+    """A long argument arrives in many pieces, after the name; Python's values arrive one at a time."""
     text = family.render("", [("bash", {"command": "x" * 100, "note": "y" * 100})])
     parser = ReplyFormat.choose(family.name, "none", None).parser(TOOLS, "")
     deltas = [delta for char in text for delta in parser.feed(char)]
@@ -67,7 +67,7 @@ def test_arguments_are_streamed(family: Family) -> None:
 @settings(max_examples=40)
 @given(data=st.data())
 def test_the_cuts_never_matter(family: Family, data: st.DataObject) -> None:
-    """Any text, cut anywhere, is read as the whole is; without a call all but tags is content."""
+    """Any text, cut anywhere, is read like the whole; without a call, all but tags is content."""
     pieces = st.sampled_from([*family.pieces, *COMMON_PIECES])
     text = "".join(data.draw(st.lists(pieces, max_size=14)))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
@@ -80,11 +80,11 @@ def test_the_cuts_never_matter(family: Family, data: st.DataObject) -> None:
 
 
 HEADS_END = ("<|message|>", "<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>")
-"""What ends the head of a message, which is no content."""
+"""The ends of a message's head, which is not content."""
 
 
 def without_markup(family: Family, text: str) -> str:
-    """The text without the format's tags: those that enclose nothing are layout."""
+    """The text without the format's tags: tags that enclose nothing are layout."""
     tool_format = ReplyFormat.choose(family.name, "none", None).tool_format
     assert tool_format is not None
     tags = {*tool_format.tags, *tool_format.ends_thinking, *tool_format.begins_call, "[]", "</tool_calls>"}
@@ -118,7 +118,7 @@ KEY_OF: dict[type, str] = {
 @settings(max_examples=40)
 @given(data=st.data())
 def test_calls_between_text_are_read_whole(family: Family, data: st.DataObject) -> None:
-    """Of a reply of text and well-formed calls, every argument and every word arrives, wherever it is cut."""
+    """Every argument and every word of text and well-formed calls arrives, wherever the reply is cut."""
     content = "" if family.name == "json" else data.draw(words).strip()
     drawn = [
         value

@@ -35,5 +35,5 @@ def test_the_only_block_is_the_command(text: str, command: str) -> None:
     ],
 )
 def test_no_block_or_several_are_no_command(text: str) -> None:
-    """A reply such an agent would refuse announces no command."""
+    """A reply that such an agent would refuse contains no command."""
     assert read_fenced_command(text) is None

@@ -24,14 +24,14 @@ FORCEABLE = [
 
 
 class Follower:
-    """Follows texts through grammars."""
+    """Checks texts against grammars."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._backend = GrammarBackend(TokenTable.of(tokenizer, len(tokenizer.hf)))
 
     def accepts(self, grammar: CallGrammar, text: str) -> bool:
-        """Whether the whole text is one that the grammar allows."""
+        """Whether the grammar allows the whole text."""
         arguments = [ToolArguments(each.function, each.schema, each.strict) for each in grammar.arguments]
         compiled = self._backend.compile(StructuredOutputsParams(grammar=grammar.rules, arguments=arguments))
         follower = compiled.start(SamplingParams())
@@ -46,13 +46,13 @@ def follower(tmp_path_factory: pytest.TempPathFactory) -> Follower:
 
 
 def without_ids(text: str) -> str:
-    """Mistral's template writes the client's ids into its history; the model need not make up any."""
+    """Removes ids: Mistral's template writes the client's ids, which the model need not generate."""
     return text.replace(', "id": "abcdefghi"', "")
 
 
 @pytest.mark.parametrize("family", FORCEABLE, ids=lambda family: f"{family.name}")
 def test_what_the_template_writes_is_what_is_forced(follower: Follower, family: Family) -> None:
-    """The calls as the model was taught to write them follow the grammar; one call only, if one is wanted."""
+    """Calls in the model's own syntax follow the grammar; without parallel calls only one does."""
     reply_format = ReplyFormat.choose(family.name, "none", None, follower.tokenizer.added_tokens)
     several = reply_format.forced_call_grammar(TOOLS, True, "")
     single = reply_format.forced_call_grammar(TOOLS, False, "")

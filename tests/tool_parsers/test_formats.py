@@ -28,7 +28,7 @@ LLAMA3_SENTENCE = 'Environment: ipython. Respond in the format {"name": name, "p
 PYTHONIC_SENTENCE = "Environment: ipython. Use exact format: [func_name1(param1=value1), func_name2(...)]"
 
 WITHOUT_SIGNS = ("json", "glm47", "llama3_json", "pythonic", "phi4_mini_json", "xlam", "gigachat3", "mimo")
-"""No model's own, another's alias, or shown by what the template says of tools, not of calls."""
+"""No model's own format, an alias, or one that only the template's text on tools shows."""
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ WITHOUT_SIGNS = ("json", "glm47", "llama3_json", "pythonic", "phi4_mini_json", "
     ],
 )
 def test_the_template_shows_the_format(template: str | None, name: str | None) -> None:
-    """``auto`` finds the format in what the template writes for calls; no sign, no parser."""
+    """``auto`` finds the format by what the template writes for calls; otherwise it chooses no parser."""
     chosen = ReplyFormat.choose("auto", "none", template).tool_format
     assert chosen == (None if name is None else TOOL_FORMATS[name])
 
@@ -68,7 +68,7 @@ def test_the_template_shows_the_thoughts(template: str, reply: str, reasoning: s
 
 
 def test_every_name_is_known() -> None:
-    """Whatever the help names makes a parser; what it does not name is refused with the names there are."""
+    """Every listed name makes a parser; another name is refused with the list."""
     for name in TOOL_CALL_PARSERS:
         ReplyFormat.choose(name, "none", None).parser(TOOLS, "").feed("text")
     for name in REASONING_PARSERS:
@@ -80,7 +80,7 @@ def test_every_name_is_known() -> None:
 
 
 def test_special_tokens_are_kept_where_a_parser_must_see_them() -> None:
-    """Only a tokenizer that has the format's tags as special tokens must be told not to leave those out."""
+    """Special tokens are kept only if the tokenizer has the format's tags as special tokens."""
     assert not ReplyFormat.choose("hermes", "none", None, {"<|im_end|>": 1}).needs_special_tokens
     assert ReplyFormat.choose("hermes", "none", None, {"<tool_call>": 1}).needs_special_tokens
     assert ReplyFormat.choose("hermes", "think", None, {"</think>": 1}).needs_special_tokens
@@ -115,7 +115,7 @@ CALL = HERMES.render("", [("bash", {"command": "ls"})])
 def test_where_thoughts_begin_and_end(
     name: str, prompt_tail: str, reply: str, expected: tuple[str, str]
 ) -> None:
-    """Their begin may be in the reply, in the prompt, or taken for granted."""
+    """The begin of reasoning may be in the reply, in the prompt, or implied."""
     for pieces in ([reply], list(reply)):
         parser, read = ReplyFormat.choose("hermes", name, None).parser(TOOLS, prompt_tail), ParsedReply()
         for piece in pieces:
@@ -125,7 +125,7 @@ def test_where_thoughts_begin_and_end(
 
 
 def test_a_call_in_the_thoughts_is_none_unless_only_calls_have_its_tag() -> None:
-    """Who thinks about a call has not made it; a section token is never thought about."""
+    """A call in reasoning is a draft; but a tag that only calls have is never part of reasoning."""
     thinking = ReplyFormat.choose("hermes", "think", None)
     read = read_reply(thinking.parser(TOOLS, ""), f"<think>maybe {CALL}?</think>{CALL}")
     assert (read.reasoning, len(read.calls)) == (f"maybe {CALL}?", 1)
@@ -199,7 +199,7 @@ def test_a_parser_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_the_command_line_chooses(tmp_path: Path) -> None:
-    """The server's flags take the same names, a plug-in's with them, and refuse others at once."""
+    """The server's flags take the same names, also a plug-in's, and refuse others at once."""
     path = tmp_path / "loud.py"
     path.write_text(PLUGIN.replace('"shout"', '"loud"'))
     arguments = argparse.ArgumentParser()
@@ -230,7 +230,7 @@ def test_the_command_line_chooses(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_plugin_is_one_sentence(tmp_path: Path, text: str | None, said: str) -> None:
-    """What is wrong with the file is told with its path, at start-up."""
+    """A broken plug-in is refused at start-up with the file's path and the cause."""
     path = tmp_path / "plugin.py"
     if text is not None:
         path.write_text(text)

@@ -1,5 +1,5 @@
-"""Promises of the formats that fewer people run: answers between tags of their own, calls in any envelope,
-and what stays text; whole and one character at a time."""
+"""Promises of formats that fewer people use: answers between special tags, calls in any envelope, and what
+stays text; whole and one character at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ XLAM_LS = '[{"name": "bash", "arguments": {"command": "ls"}}]'
 
 
 def read(name: str, reasoning: str, text: str, tail: str = "", *, with_tools: bool = True) -> ParsedReply:
-    """The same whole and in single characters."""
+    """Reads the reply; asserts that it is the same whole and in single characters."""
     replies = []
     for pieces in ([text], list(text)):
         parser = ReplyFormat.choose(name, reasoning, None).parser(TOOLS if with_tools else None, tail)
@@ -76,8 +76,7 @@ def summary(reply: ParsedReply) -> tuple[str, str, list[tuple[str, str]]]:
 def test_the_tags_around_an_answer_are_no_content(
     name: str, reasoning: str, tail: str, text: str, thought: str, said: str, with_tools: bool
 ) -> None:
-    """The same with and without tools, and where only the reasoning's parser is chosen. Elsewhere they are
-    text."""
+    """The tags are removed with and without tools, also by the reasoning parser alone; else they stay."""
     reply = read(name, reasoning, text, tail, with_tools=with_tools)
     assert (reply.reasoning, reply.content, reply.calls) == (thought, said, [])
 
@@ -177,7 +176,7 @@ def test_calls_come_after_thoughts(name: str, reasoning: str, tail: str, text: s
 def test_frames_anywhere_are_read_alike_however_they_are_cut(
     name: str, pieces: list[str], with_tools: bool
 ) -> None:
-    """And no letter of the text is lost."""
+    """Any cuts give the same result, and no letter of the text is lost."""
     reasoning = "cohere" if name == "cohere" else "ernie45"
     reply = read(name, reasoning, "".join(pieces), with_tools=with_tools)
     assert reply.content.count("a") + reply.reasoning.count("a") >= pieces.count("a")

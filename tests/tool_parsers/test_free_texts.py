@@ -1,4 +1,4 @@
-"""Promises of custom tools' grammars where the model may choose, in formats that write a text as it is: a
+"""Promises of custom tools' grammars where the model may choose, in formats that write a text unquoted: a
 call's text follows its grammar, whatever else the reply holds."""
 
 from __future__ import annotations
@@ -74,19 +74,19 @@ class World:
         parallel: bool = True,
         text: str = GRAMMAR,
     ) -> CompiledGrammar:
-        """Of replies in which the text of ``patch`` follows its grammar, behind ``PROMPT``."""
+        """The grammar of replies to ``PROMPT`` in which the text of ``patch`` follows ``text``."""
         start = ReplyStart(reply_format(family, tags), self.tokenizer.added_tokens, PROMPT)
         grammar = free_texts(TOOLS, {"patch": Text(text)}, parallel, start)
         assert grammar is not None
         return self.backend.compile(grammar.params)
 
     def encode(self, text: str, *, in_letters: bool = False) -> list[int]:
-        """``in_letters``: tags that are tokens are spelled."""
+        """``in_letters``: also tags that are tokens are spelled out."""
         parts = text if in_letters else [text]
         return [each for part in parts for each in self.tokenizer.encode(part, add_special_tokens=False)]
 
     def accepts(self, grammar: CompiledGrammar, reply: str) -> bool:
-        """Whether the whole reply is one that the grammar allows, also in letters."""
+        """Whether the grammar allows the whole reply, with tags as tokens and spelled out."""
         one, other = (
             self._accepts(grammar, self.encode(reply, in_letters=in_letters)) for in_letters in (False, True)
         )
@@ -120,7 +120,7 @@ def patch(text: str, parameter: str = "input") -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("family", RAW, ids=lambda family: family.name)
 def test_a_text_follows_its_grammar_where_the_model_may_choose(world: World, family: Family) -> None:
-    """What else the reply says, and other calls, follow none; each reply is as the template writes it."""
+    """Only the text of ``patch`` must follow a grammar; each reply is in the template's form."""
     grammar = world.grammar(family)
     shell = ("shell", {"command": f"cat <<x\n{BAD}\nx", "why": ""})
     for reply in (
@@ -149,7 +149,7 @@ LINES = "start: LINE+\nLINE: /[^\\n]*\\n/\n"
 
 @pytest.mark.parametrize("family", RAW, ids=lambda family: family.name)
 def test_a_text_ends_at_its_tag_where_it_could_go_on(world: World, family: Family) -> None:
-    """A further line could begin like the tag: it is the tag."""
+    """Where the next line could begin like the tag, it is the tag."""
     grammar = world.grammar(family, text=LINES)
     assert world.accepts(grammar, calls(family, patch("a\n<b>\n")))
     assert not world.accepts(grammar, calls(family, patch("a\n<b>\n")).rstrip()[:-8])
@@ -157,7 +157,7 @@ def test_a_text_ends_at_its_tag_where_it_could_go_on(world: World, family: Famil
 
 @pytest.mark.parametrize("family", RAW, ids=lambda family: family.name)
 def test_a_text_without_an_end_follows_none(world: World, family: Family) -> None:
-    """A grammar whose last piece would take the tag, too, is left out: its call ends, and others follow."""
+    """A grammar whose last piece would absorb the tag is dropped: its call ends, and others follow."""
     start = ReplyStart(reply_format(family), world.tokenizer.added_tokens, "")
     texts = {"patch": Text(GRAMMAR), "shell": Text("start: /[\\s\\S]/ REST\nREST: /[^\\n]+/\n")}
     found = free_texts(TOOLS, texts, True, start)
@@ -195,7 +195,7 @@ def test_no_call_goes_around_its_grammar_in_reasoning(world: World, family: Fami
 
 
 def pieces_of(family: Family) -> list[str]:
-    """What replies are put together from: whole calls, single tags, beginnings of other formats."""
+    """Pieces for random replies: whole calls, single tags, beginnings of other formats."""
     bad, good, other = (
         calls(family, patch(BAD)),
         calls(family, patch(GOOD)),
@@ -208,7 +208,7 @@ def pieces_of(family: Family) -> list[str]:
 
 
 def a_reply(world: World, grammar: CompiledGrammar, pieces: Sequence[str], chance: random.Random) -> str:
-    """The longest whole reply that the grammar allows on a walk among pieces, some of them cut."""
+    """The longest complete reply that the grammar allows on a random walk among pieces, some of them cut."""
     matcher = grammar.start(SamplingParams()).matcher
     reply = whole = ""
     for _ in range(chance.randrange(5, 50)):
@@ -244,8 +244,8 @@ def what_is_read(
 def test_what_is_allowed_is_read_as_a_text_that_follows(
     world: World, family: Family, tags: ThinkTags | None
 ) -> None:
-    """Whatever a reply is made of that the grammar allows, each call of the tool that the parser finds has
-    one argument that follows; the same where it is cut anywhere."""
+    """In any reply that the grammar allows, each call of the tool that the parser finds has one argument that
+    follows its grammar; any cuts give the same."""
     grammar, chance, pieces = world.grammar(family, tags), random.Random(7), pieces_of(family)
     num_read = 0
     for _ in range(300):
@@ -271,7 +271,7 @@ def test_it_does_not_where_text_is_quoted(world: World) -> None:
 
 
 def test_a_strict_call_that_ends_reasoning_keeps_its_schema(tmp_path: Path) -> None:
-    """DeepSeek's: its token begins a call wherever it stands, also where the reasoning was left open."""
+    """DeepSeek's token begins a call anywhere, also in unclosed reasoning, and the schema holds."""
     tokens = [tag for tag in TOOL_FORMATS["deepseek_v31"].tags if tag]
     world = World(folder_with_tokens(tmp_path, tokens))
     schema = {"type": "object", "properties": {"line": {"type": "integer"}}, "required": ["line"]}

@@ -46,7 +46,7 @@ def summary(reply: ParsedReply) -> tuple[str, list[tuple[str, str]]]:
     ],
 )
 def test_reads_calls_and_content(text: str, content: str, calls: list[tuple[str, str]]) -> None:
-    """Calls are found wherever they stand, and the text around them is content."""
+    """Calls are found anywhere, and the text around them is content."""
     assert parse(text) == (content, calls)
 
 
@@ -70,7 +70,7 @@ def test_what_is_not_a_call_stays_content(text: str) -> None:
 
 
 def test_a_good_call_after_a_broken_one_is_read() -> None:
-    """One broken tag does not hide the calls behind it."""
+    """One broken tag does not hide the calls after it."""
     assert parse("<tool_call>oops " + CALL) == ("<tool_call>oops ", [("bash", '{"command": "ls -l"}')])
 
 
@@ -91,7 +91,7 @@ def test_arguments_broken_after_the_name_was_given_end_at_the_closing_tag() -> N
 
 @pytest.mark.parametrize("cut", range(1, 8))
 def test_a_reply_that_ends_within_the_closing_tag_is_a_whole_call(cut: int) -> None:
-    """A stop in the middle of the closing tag costs nothing."""
+    """A stop in the middle of the closing tag loses nothing."""
     assert parse(CALL[:-cut]) == ("", [("bash", '{"command": "ls -l"}')])
 
 
@@ -109,7 +109,7 @@ def test_the_name_comes_first_and_the_arguments_follow_piece_by_piece() -> None:
 
 
 def test_plain_text_is_not_held_back() -> None:
-    """Only what may be the beginning of a tag waits for the next piece."""
+    """Only a possible beginning of a tag waits for the next piece."""
     parser = HermesToolParser()
     assert parser.feed("a <b> <tool_") == [ContentDelta("a <b> ")]
     assert parser.feed("x") == [ContentDelta("<tool_x")]
@@ -126,7 +126,7 @@ PIECES = st.sampled_from(
 
 @given(text=st.lists(PIECES, max_size=12).map("".join), data=st.data())
 def test_the_cuts_never_matter(text: str, data: st.DataObject) -> None:
-    """Any way to cut a reply gives the same content and the same calls as the whole."""
+    """Any way to cut a reply gives the same content and calls as the whole."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     parser, reply = HermesToolParser(), ParsedReply()
     for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
@@ -138,7 +138,7 @@ def test_the_cuts_never_matter(text: str, data: st.DataObject) -> None:
 
 @given(text=st.lists(PIECES, max_size=12).map("".join))
 def test_one_character_at_a_time_is_the_same_too(text: str) -> None:
-    """The finest cut gives what the whole gives."""
+    """The finest cut gives the same result as the whole."""
     parser, reply = HermesToolParser(), ParsedReply()
     for char in text:
         reply.add(parser.feed(char))

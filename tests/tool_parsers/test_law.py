@@ -1,8 +1,8 @@
-"""The law of all readers: every word of a reply is in its arguments, in the format's markup or in what is
-shown.
+"""The law of all readers: every word of a reply is in its arguments, in the format's markup or in the shown
+text.
 
-A call that a model writes with a slip (a tag too many, missing, misspelt or in the wrong place, text where
-none belongs) may become a call, content, or arguments with ``INVALID_JSON``: no word of it is lost.
+A call with a slip (a tag too many, missing, misspelt or in the wrong place, text where none belongs) may
+become a call, content, or arguments with ``INVALID_JSON``: no word of it is lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"names": ["qepsilon", "qzeta"]},
 ]
 WORD = re.compile(r"q(?:alpha|beta|gamma|delta|epsilon|zeta|stray|other)|71001")
-"""Words that no tag and no name of a tool holds."""
+"""Words that are in no tag and no tool's name."""
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 
 
@@ -42,7 +42,7 @@ def read(family: Family, pieces: list[str], reasoning: str = "none") -> ParsedRe
 
 
 def seen(reply: ParsedReply) -> str:
-    """All that a client sees of a reply: of arguments what is left when they have been parsed."""
+    """All that a client sees of a reply, with arguments as they are after parsing."""
     texts = [reply.content, reply.reasoning]
     for call in reply.calls:
         texts.append(call.name)
@@ -59,7 +59,7 @@ def summary(reply: ParsedReply) -> tuple[str, str, list[tuple[str, str]]]:
 
 @st.composite
 def slips(draw: st.DrawFn, family: Family) -> str:
-    """A reply of two calls in which a few places went wrong."""
+    """A reply of one or two calls with a few random slips."""
     arguments = draw(st.permutations(ARGUMENTS))[: draw(st.integers(1, 2))]
     calls = [("bash", each) for each in arguments]
     text = family.render("" if family.name == "json" else "qother", calls)
@@ -85,13 +85,13 @@ def slips(draw: st.DrawFn, family: Family) -> str:
 @settings(max_examples=60)
 @given(data=st.data())
 def test_no_word_of_a_call_is_lost(family: Family, data: st.DataObject) -> None:
-    """Whatever went wrong in a call, all its words arrive, and the same ones however the reply is cut."""
+    """Whatever is wrong in a call, all its words arrive, however the reply is cut."""
     text = data.draw(slips(family))
     whole = read(family, [text])
     if family.name == "openai":  # a header's words are about the message
         text = re.sub(r"(<\|channel\|>[^<]*) qstray ", r"\1", text)
         whole = read(family, [text])
-    if family.name == "mistral":  # an id is markup: one that its templates would not take is made anew
+    if family.name == "mistral":  # an id is markup: one that its templates would refuse is replaced
         text = re.sub(r'("id": ")[^"]*', r"\1", text)
         whole = read(family, [text])
     missing = set(WORD.findall(text)) - set(WORD.findall(seen(whole)))
@@ -103,7 +103,7 @@ def test_no_word_of_a_call_is_lost(family: Family, data: st.DataObject) -> None:
 @each_family
 @pytest.mark.parametrize("key", ["args", "input", "kwargs"])
 def test_no_call_is_made_without_what_was_written_for_it(family: Family, key: str) -> None:
-    """Arguments under another name, or beside the function's, are never an empty object."""
+    """Arguments under another name, or next to the function's, never become an empty object."""
     text = family.render("", [("bash", {"command": "qalpha"})])
     for written in (
         text.replace('"arguments"', f'"{key}"').replace('"parameters"', f'"{key}"'),
@@ -115,7 +115,7 @@ def test_no_call_is_made_without_what_was_written_for_it(family: Family, key: st
 
 
 def test_every_format_is_among_the_families() -> None:
-    """A new format is held to the law."""
+    """A new format must be added here, so that the law is tested with it."""
     assert set(TOOL_FORMATS) - {ReplyName for family in FAMILIES for ReplyName in _names(family)} == set()
 
 

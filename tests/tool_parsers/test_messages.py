@@ -1,4 +1,4 @@
-"""Formats of several messages: which of them are reasoning, which calls, and what is only spelled so."""
+"""Formats of several messages: which are reasoning, which are calls, and what only looks like them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def parsed(name: str, pieces: list[str], prompt_tail: str = "", *, tools: bool =
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_message_is_what_its_head_says(name: str) -> None:
-    """The same whole, and letter by letter."""
+    """Each message is read by its head, whole and letter by letter."""
     family, text, expected = CASES[name]
     for pieces in ([text], list(text)):
         reply = parsed(family, pieces)

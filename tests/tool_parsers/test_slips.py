@@ -1,4 +1,4 @@
-"""Promises about what models get wrong in calls: each slip in each format, whole and cut anywhere."""
+"""Promises about models' errors in calls: each slip in each format, whole and cut anywhere."""
 
 from __future__ import annotations
 
@@ -538,7 +538,7 @@ def value_of(arguments: str) -> dict[str, Any] | None:
     ids=[f"{kind}-{fmt}-{index}".replace(" ", "_") for index, (kind, fmt, *_) in enumerate(CASES)],
 )
 def test_a_slip_costs_no_call(kind: str, fmt: str, text: str, content: str, calls: Calls) -> None:
-    """The sense is plain: the call is made, no tag reaches the reader, and no argument is made up."""
+    """The sense is plain: the call is made, no tag is shown, and no argument is invented."""
     reply = read(fmt, [text])
     assert (reply.content, [(call.name, value_of(call.arguments)) for call in reply.calls]) == (
         content,
@@ -579,7 +579,7 @@ CALL_OF = {
 def test_a_call_ends_thoughts_that_were_not_closed(
     fmt: str, before: str, after: str, content: str, tail: str
 ) -> None:
-    """What stands in front of the call was thought, the call is made, and a late end tag reaches nobody."""
+    """Text before the call is reasoning, the call is made, and a late end tag is not shown."""
     text = before + CALL_OF[fmt] + after
     reply = read(fmt, [text], "think", tail)
     assert (reply.reasoning.strip(), reply.content.strip()) == ("I look.", content)
@@ -592,7 +592,7 @@ def test_a_call_ends_thoughts_that_were_not_closed(
 @pytest.mark.parametrize("fmt", CALL_OF)
 @pytest.mark.parametrize("tail", ["", "<think>\n\n</think>\n\n"])
 def test_a_stray_end_of_thoughts_behind_a_call_is_no_content(fmt: str, tail: str) -> None:
-    """It belongs to no section, wherever it stands; an answer that quotes the tag keeps it."""
+    """A stray end tag is dropped anywhere; an answer that quotes the tag keeps it."""
     for text in (CALL_OF[fmt] + "</think>", CALL_OF[fmt] + "\n</think>\n\n"):
         reply = read(fmt, list(text), "think", tail)
         assert (reply.content, len(reply.calls)) == ("", 1)

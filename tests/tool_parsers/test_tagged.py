@@ -1,5 +1,4 @@
-"""Promises about formats with tags of their own: reasoning around calls, and what models get wrong in them;
-whole and one character at a time."""
+"""Promises of formats with their own tags, whole and in letters: reasoning around calls, models' errors."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ Calls = list[tuple[str, dict[str, Any] | None]]
 
 
 def read(name: str, reasoning: str, text: str, *, with_tools: bool = True) -> ParsedReply:
-    """The same whole and in single characters."""
+    """Reads the reply; asserts that it is the same whole and in single characters."""
     replies = []
     for pieces in ([text], list(text)):
         reply_format = ReplyFormat.choose(name, reasoning, None)
@@ -47,7 +46,7 @@ def read(name: str, reasoning: str, text: str, *, with_tools: bool = True) -> Pa
 
 
 def arguments(text: str) -> dict[str, Any] | None:
-    """None if they are cut off."""
+    """The arguments; None if they are cut off."""
     try:
         value: dict[str, Any] = json.loads(text)
     except ValueError:

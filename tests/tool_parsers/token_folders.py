@@ -13,7 +13,7 @@ MAX_TOKENS = 64
 
 
 def folder_with_tokens(path: Path, tokens: Sequence[str]) -> Path:
-    """A model whose tokenizer has these tokens, too."""
+    """Makes a model whose tokenizer also has these tokens."""
     tokenizer = Tokenizer.from_file(str(make_model_folder(path / "plain", weights=False) / "tokenizer.json"))
     special = {
         "eos_token_id": tokenizer.token_to_id("<|im_end|>"),

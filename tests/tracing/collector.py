@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector for tests: takes OTLP over HTTP, decodes it with the official messages."""
+"""An OpenTelemetry collector for tests: receives OTLP over HTTP, decodes it with the official messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 @dataclass(frozen=True, slots=True)
 class ReceivedSpan:
-    """A span as it arrived; times in seconds of the wall clock."""
+    """A received span; times in seconds of the wall clock."""
 
     name: str
     kind: str
@@ -27,9 +27,9 @@ class ReceivedSpan:
     ended_s: float
     attributes: dict[str, Any]
     events: dict[str, dict[str, Any]]
-    """Attributes by name; of several with one name the last."""
+    """Attributes by event name; of several events with one name the last."""
     links: list[str]
-    """Ids of the spans that are linked to."""
+    """Ids of the linked spans."""
     status: str
     service: str
 
@@ -72,11 +72,11 @@ class Collector:
         self._server.server_close()
 
     def named(self, name: str) -> list[ReceivedSpan]:
-        """In the order in which they began."""
+        """Spans of this name in the order of their begins."""
         return sorted((span for span in self.spans if span.name == name), key=lambda span: span.began_s)
 
     def wait_until(self, condition: Callable[[Self], bool], timeout_s: float = 60.0) -> bool:
-        """Whether it came true; looked at whenever spans arrive."""
+        """Whether the condition becomes true in time; it is checked whenever spans arrive."""
         with self._arrived:
             return self._arrived.wait_for(lambda: condition(self), timeout_s)
 

@@ -1,4 +1,4 @@
-"""Traces for tests, made by the simulator's own command in a second, each beside the results it printed."""
+"""Traces for tests, made in a second by the simulator's own command, with the results that it printed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from eval.cli.main import main
 
 POOL_TOKENS = 12_000
-"""Less than the jobs want at once: some wait, some are preempted, and pins end in every way."""
+"""Fewer tokens than the jobs need at once: some wait, some are preempted, and pins end in every way."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTrace:
-    """What one run left."""
+    """The files of one run."""
 
     path: Path
     result: dict[str, Any]
-    """The run as ``--json`` has it."""
+    """The run in the output of ``--json``."""
 
 
 def simulate(folder: Path, policy: str, *flags: str, name: str = "trace.jsonl") -> SimulatedTrace:

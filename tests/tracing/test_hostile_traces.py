@@ -1,5 +1,5 @@
-"""Every command of ``continuum trace`` on what strangers may have put into a trace: a sentence or an answer,
-never a traceback, and no word of theirs commands a terminal or a spreadsheet."""
+"""Every command of ``continuum trace`` on hostile traces: it answers or fails with a sentence, never with a
+traceback, and no text in the trace controls a terminal or a spreadsheet."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write(path: Path, lines: Lines) -> Path:
 
 
 def ask(command: str, trace: Path, job: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Exit code, and all that it says."""
+    """Runs a command; returns its exit code and its whole output."""
     more = {
         "explain": ["--", job],
         "report": ["--out", str(trace.with_name("page.html"))],
@@ -67,7 +67,7 @@ def ask(command: str, trace: Path, job: str, capsys: pytest.CaptureFixture[str])
 def test_names_command_nothing(
     lines: Lines, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A job and its calls, named by somebody who wishes no good: each command answers, in its own lines."""
+    """Names of a job and its calls are hostile: each command answers, and no name forges a line."""
     evil = EVIL[kind]
     text = json.dumps(lines).replace(JOB, json.dumps(evil)[1:-1]).replace("Bash", json.dumps(evil)[1:-1])
     trace = write(tmp_path / "trace.jsonl", json.loads(text))
@@ -82,7 +82,7 @@ def test_names_command_nothing(
 
 
 def test_json_stays_json(lines: Lines, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The name comes out as it was, and none of it as the terminal would have it."""
+    """The JSON holds the exact name, but no terminal control characters."""
     text = json.dumps(lines).replace(JOB, json.dumps(EVIL["terminal"])[1:-1])
     trace = write(tmp_path / "trace.jsonl", json.loads(text))
     assert main(["trace", "jobs", str(trace), "--json"]) == 0
@@ -136,7 +136,7 @@ def test_numbers_beyond_reason_and_clocks_that_jump(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each command says what is wrong in a sentence that names the line, or answers."""
+    """Each command answers, or says what is wrong in a sentence that names the line."""
     changed = json.loads(json.dumps(lines))
     change(changed)
     trace = write(tmp_path / "trace.jsonl", changed)
@@ -152,7 +152,7 @@ def test_numbers_beyond_reason_and_clocks_that_jump(
 def test_what_is_compressed_otherwise_is_named(
     lines: Lines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By what it was: nobody has to guess why it is no trace."""
+    """A trace in another compression is refused by that compression's name."""
     path = tmp_path / "trace.jsonl.gz"
     path.write_bytes(gzip.compress(write(tmp_path / "trace.jsonl", lines).read_bytes()))
     for command in COMMANDS:
@@ -170,7 +170,7 @@ class _Terminal(io.StringIO):
 def test_a_long_reading_is_shown_on_a_terminal(
     stderr: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nowhere else; its name is a stranger's, too."""
+    """Progress is shown only on a terminal, and the file's name is escaped."""
     shown = stderr()
     monkeypatch.setattr("sys.stderr", shown)
     with reading(Path("a\x1b[31m.jsonl"), 2_000_000, delay_s=0.0) as progress:

@@ -1,4 +1,4 @@
-"""Promises of spans where a job does not go by the book: the real policy on its own clock, no collector."""
+"""Promises of spans of irregular jobs: the real policy on its own clock, without a collector."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLOSE_S = 30.0
 
 
 class Spans(SpanExporter):
-    """Keeps what it is given, if it may."""
+    """Keeps the spans that it exports, once it may."""
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
@@ -43,7 +43,7 @@ class Spans(SpanExporter):
 
 
 class Observatory:
-    """A room with the agent policy in it, whose spans are kept."""
+    """A room with the agent policy, whose spans are kept."""
 
     def __init__(self, limits: OutboxLimits | None = None, **options: object) -> None:
         self.exporter = Spans()
@@ -77,7 +77,7 @@ def ended_s(span: ReadableSpan) -> float:
 
 
 def test_a_job_that_never_ends_has_its_span_when_it_is_forgotten() -> None:
-    """It ends where it was last heard of: with the tool that never came back, if one ran."""
+    """The span ends at the job's last sign of life, or at forgetting if a tool never returned."""
     seen = Observatory(job_idle_s=60.0)
     seen.room.turn("q1", PROMPT, "quiet")
     seen.room.read("q1")
@@ -116,7 +116,7 @@ def test_a_job_is_found_by_the_name_it_gets_later() -> None:
 
 
 def test_each_branch_has_its_own_gap() -> None:
-    """Two calls of one job run side by side: each gap ends with the turn that continues its branch."""
+    """For two concurrent calls of one job each gap ends with the turn that continues its branch."""
     seen = Observatory()
     for name, token in (("left", 5), ("right", 6)):
         seen.room.turn(name, [*PROMPT, *[token] * 40], "job")
@@ -132,7 +132,7 @@ def test_each_branch_has_its_own_gap() -> None:
 
 
 def test_a_turn_that_is_repeated_is_one_turn_of_the_job() -> None:
-    """A client that gave a turn up and asks it again has two spans for it."""
+    """If a client abandons a turn and repeats it, the turn has two spans."""
     seen = Observatory()
     seen.room.ask("first", PROMPT, "job")
     seen.room.step()
@@ -148,7 +148,7 @@ def test_a_turn_that_is_repeated_is_one_turn_of_the_job() -> None:
 
 
 def test_equal_prompts_that_are_both_answered_are_two_turns() -> None:
-    """Sub-agents are asked alike: each has its own turn, and its own gap."""
+    """Sub-agents may have equal prompts: each has its own turn and its own gap."""
     seen = Observatory()
     for request_id in ("first", "second"):
         seen.room.turn(request_id, PROMPT, "job")
@@ -160,7 +160,7 @@ def test_equal_prompts_that_are_both_answered_are_two_turns() -> None:
 
 
 def test_a_client_that_leaves_is_no_error_and_its_turn_has_a_span() -> None:
-    """It waited, and that is all there is to tell; a question that came to nothing leaves no job open."""
+    """The turn has only a queue phase and reason "abort"; its job is not left open."""
     seen = Observatory()
     seen.room.ask("gone", PROMPT)
     seen.room.advance(3)
@@ -191,7 +191,7 @@ def test_a_turn_that_failed_says_why() -> None:
 
 
 def test_a_request_of_no_job_has_a_span_too() -> None:
-    """Under a policy that knows no jobs there are turns, and nothing is made up around them."""
+    """Under a policy without jobs there are only spans of turns."""
     exporter = Spans()
     telemetry = Telemetry(exporter, model_name=MODEL, epoch_ns=0)
     room = EngineRoom(on_request_ended=RequestSpans(telemetry).request_ended)
@@ -208,7 +208,7 @@ def test_a_request_of_no_job_has_a_span_too() -> None:
 
 @pytest.mark.parametrize(("flags", "num_spans"), [("01", 1), ("00", 0)])
 def test_what_the_client_does_not_sample_is_not_sent(flags: str, num_spans: int) -> None:
-    """The header's flag decides for the turn and for all of its job."""
+    """The header's flag decides for the turn and for its whole job."""
     seen = Observatory()
     header = f"00-{'a' * 32}-{'b' * 16}-{flags}"
     seen.room.add("r", PROMPT, job=JobRef("job", traceparent=header))
@@ -219,7 +219,7 @@ def test_what_the_client_does_not_sample_is_not_sent(flags: str, num_spans: int)
 
 
 def test_a_pin_that_gave_way_is_told_with_its_gap() -> None:
-    """The gap goes on without it; its span says what became of the KV, and when."""
+    """The gap goes on without its pin; its span says how and when the pin ended."""
     seen = Observatory(num_blocks=17, ttl_rule="fixed", fixed_ttl_s=900.0, max_ttl_s=900.0, max_wait_s=1.0)
     seen.room.turn("a1", PROMPT, "a")
     seen.room.read("a1", "make")
@@ -232,11 +232,11 @@ def test_a_pin_that_gave_way_is_told_with_its_gap() -> None:
     assert told(gap, "continuum.pin.held_s") == pytest.approx(40, abs=0.5)
     assert told(gap, "continuum.gap.outcome") == "returned"
     names = [event.name for event in gap.events if event.name != "pin_decided"]
-    assert names == ["pin_created", "pin_shrunk", "pin_ended"]  # first its tail was enough
+    assert names == ["pin_created", "pin_shrunk", "pin_ended"]  # at first, the end of the prompt was enough
 
 
 def test_what_finds_no_room_is_counted_and_forgotten() -> None:
-    """With the collector stuck, as many spans wait as may; each of the others counts once."""
+    """With the collector stuck, the outbox holds its capacity, and each further span counts once."""
     seen = Observatory(OutboxLimits(capacity=4, batch=2, delay_s=0.01))
     seen.exporter.may_go_on.clear()
     for number in range(8):
@@ -251,7 +251,7 @@ def test_what_finds_no_room_is_counted_and_forgotten() -> None:
 
 
 def test_what_a_collector_refuses_is_counted() -> None:
-    """As many as were in the batch."""
+    """Each span of a refused batch counts."""
     seen = Observatory()
     seen.exporter.result = SpanExportResult.FAILURE
     seen.room.turn("r", PROMPT, "job")
@@ -269,5 +269,5 @@ def test_what_a_collector_refuses_is_counted() -> None:
     ],
 )
 def test_an_address_without_a_path_is_completed(endpoint: str, url: str) -> None:
-    """OTLP's own path is meant; one that is given is kept as it is, as V1 keeps it."""
+    """OTLP's path is added to an address without one; another path is kept, as in V1."""
     assert traces_url(endpoint) == url

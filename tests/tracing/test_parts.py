@@ -1,4 +1,4 @@
-"""A trace in several files, compressed or not: read as one, by whatever name; what is cut off is told."""
+"""A trace in several files, compressed or not, is read as one, by any part's name; a cut is reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def jobs(count: int) -> list[JobEvent]:
 
 
 def write(path: Path, events: list[JobEvent], *, per_batch: int = 10, max_files: int | None = None) -> None:
-    """A trace in parts of about PART_BYTES, each batch of events in its file before the next is emitted."""
+    """Writes a trace in parts of about PART_BYTES; each batch is on disk before the next is emitted."""
     writer = TraceWriter.open(path, max_bytes=PART_BYTES, max_files=max_files)
     writer.emit(HEADER)
     for number, event in enumerate(events, start=1):
@@ -36,7 +36,7 @@ def write(path: Path, events: list[JobEvent], *, per_batch: int = 10, max_files:
 
 
 def write_whole(path: Path, events: list[JobEvent], *, per_batch: int = 1000) -> None:
-    """In one file, and killed before its end: its last batch is flushed, nothing is closed."""
+    """Writes one file as if killed before its end: its last batch is flushed, nothing is closed."""
     writer = TraceWriter.open(path)
     writer.emit(HEADER)
     for number, event in enumerate(events):
@@ -68,7 +68,7 @@ def test_parts_are_one_trace(tmp_path: Path, name: str) -> None:
 
 
 def test_a_part_alone_says_which_it_is(tmp_path: Path) -> None:
-    """A part that was moved away is still a trace: its header says which part it is, and what came before."""
+    """A part that was moved away is still a trace: its header has its number and earlier events' count."""
     write(tmp_path / "trace.jsonl", jobs(200))
     (tmp_path / "moved").mkdir()
     alone = tmp_path / "moved" / "third.jsonl"
@@ -82,7 +82,7 @@ def test_a_part_alone_says_which_it_is(tmp_path: Path) -> None:
 
 
 def test_only_the_last_files_are_kept(tmp_path: Path) -> None:
-    """Of a rotated trace so many files stay; it is read from the first there is, and says what is gone."""
+    """The last files of a rotated trace stay; reading begins at the first one and reports what is gone."""
     path = tmp_path / "trace.jsonl.zst"
     events = jobs(600)
     write(path, events, max_files=2)
@@ -97,7 +97,7 @@ def test_only_the_last_files_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_one_trace(tmp_path: Path) -> None:
-    """A folder is read as the one trace in it; of none or several it is said what is there."""
+    """A folder is read as the one trace in it; with none or several, the error says what is there."""
     with pytest.raises(TraceError, match="no file of this folder is named like a trace"):
         list(read_trace(tmp_path))
     (tmp_path / "notes.txt").write_text("no trace")
@@ -109,7 +109,7 @@ def test_a_folder_with_one_trace(tmp_path: Path) -> None:
 
 
 def test_a_new_trace_takes_the_parts_of_the_old_with_it(tmp_path: Path) -> None:
-    """A trace that replaces one of many parts leaves none of these behind; other traces it leaves alone."""
+    """A new trace removes all parts of the one it replaces, and leaves other traces alone."""
     write(tmp_path / "trace.jsonl", jobs(400))
     write(tmp_path / "trace2.jsonl", jobs(200))
     others = len(find_parts(tmp_path / "trace2.jsonl"))
@@ -119,7 +119,7 @@ def test_a_new_trace_takes_the_parts_of_the_old_with_it(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_may_replace_nothing_takes_no_name_of_another(tmp_path: Path) -> None:
-    """Nor that of one whose first parts are gone; all parts are for their owner alone."""
+    """A new trace may not use a name of which parts exist, even without the first; parts are private."""
     write(tmp_path / "trace.jsonl", jobs(400))
     parts = find_parts(tmp_path / "trace.jsonl")
     assert {path.stat().st_mode & 0o777 for _, path in parts} == {0o600}
@@ -143,7 +143,7 @@ def test_parts_of_different_traces_are_not_mixed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.zst"])
 def test_killed_at_any_byte(tmp_path: Path, name: str) -> None:
-    """Cut anywhere, what was flushed before is read; line and bytes that are lost are told."""
+    """From a file cut anywhere, all flushed events are read; the cut line and lost bytes are reported."""
     path = tmp_path / name
     events = jobs(300)
     write_whole(path, events, per_batch=20)
@@ -166,7 +166,7 @@ def test_killed_at_any_byte(tmp_path: Path, name: str) -> None:
 
 
 def test_bytes_lost_of_a_compressed_trace(tmp_path: Path) -> None:
-    """The bytes told to be lost are those that came after the last flush that is whole."""
+    """The reported lost bytes are those after the last complete flush."""
     path = tmp_path / "trace.jsonl.zst"
     writer = TraceWriter.open(path)
     writer.emit(HEADER)
@@ -190,7 +190,7 @@ def test_bytes_lost_of_a_compressed_trace(tmp_path: Path) -> None:
 
 
 def test_the_last_part_cut_in_its_header(tmp_path: Path) -> None:
-    """Killed while a new part was begun, the parts before it are read."""
+    """If the writer is killed while it begins a part, the parts before it are read."""
     write(tmp_path / "trace.jsonl", jobs(200))
     parts = find_parts(tmp_path / "trace.jsonl")
     parts[-1][1].write_bytes(b'{"type":"hea')
@@ -203,7 +203,7 @@ def test_the_last_part_cut_in_its_header(tmp_path: Path) -> None:
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
-    """A compressed file with a wrong byte in its middle is refused with the line up to which it is read."""
+    """A compressed file with a wrong byte in its middle is refused; the error names the line reached."""
     path = tmp_path / "trace.jsonl.zst"
     write_whole(path, jobs(3000), per_batch=100)
     content = bytearray(path.read_bytes())
@@ -214,7 +214,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
 
 
 def test_rotation_loses_nothing_under_load(tmp_path: Path) -> None:
-    """Emitted as fast as can be, a new file every few milliseconds: each event is in one part or counted."""
+    """With events at full speed and a new file every few milliseconds, each event is kept or counted."""
     path = tmp_path / "trace.jsonl"
     writer = TraceWriter.open(path, max_bytes=20_000, capacity=2000)
     writer.emit(HEADER)

@@ -1,4 +1,4 @@
-"""The JSON Schema and the document of a trace are what its structs are, and what is written keeps to them."""
+"""The JSON Schema and the document of a trace equal its structs, and written records conform to them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VALIDATOR = jsonschema.Draft202012Validator(json_schema())
 
 
 def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """A valid schema of its dialect, as JSON."""
+    """The command prints a valid schema of its dialect, as JSON."""
     assert main(["trace", "schema"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed == json_schema()
@@ -33,14 +33,14 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
 @settings(max_examples=100, deadline=None)
 @given(event=EVENTS)
 def test_every_line_fits(event: TraceEvent) -> None:
-    """Whatever is written is what the schema allows."""
+    """The schema allows every record that is written."""
     VALIDATOR.validate(msgspec.json.decode(msgspec.json.encode(event)))
 
 
 @settings(max_examples=50, deadline=None)
 @given(event=EVENTS, data=st.data())
 def test_what_a_reader_refuses_does_not(event: TraceEvent, data: st.DataObject) -> None:
-    """A field of a wrong type, or a record of no known type, fits neither the schema nor the reader."""
+    """A field of a wrong type, or a record of an unknown type, fits neither the schema nor the reader."""
     line: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(event))
     field = data.draw(st.sampled_from(sorted(line)))
     line[field] = [[{"no field": "is like this"}]]
@@ -51,7 +51,7 @@ def test_what_a_reader_refuses_does_not(event: TraceEvent, data: st.DataObject) 
 
 
 def test_every_field_says_what_it_means() -> None:
-    """In the schema, in the words of the structs."""
+    """Each field has a description in the schema, which is the struct's."""
     definitions = json_schema()["$defs"]
     assert definitions.keys() == set(record_names())
     for name, definition in definitions.items():
@@ -64,8 +64,8 @@ def test_every_field_says_what_it_means() -> None:
 
 
 def test_the_document_is_up_to_date(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/trace.md has every record, under its tag, with the fields as they are: else run
-    ``continuum trace schema --update docs/trace.md``."""
+    """docs/trace.md has every record, under its tag, with its current fields; otherwise run ``continuum trace
+    schema --update docs/trace.md``."""
     text = DOCUMENT.read_text()
     assert with_tables(text) == text
     for name in record_names():
@@ -84,7 +84,7 @@ def test_the_document_is_up_to_date(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """The document and the schema name the version that the header has."""
+    """The document and the schema name the header's version."""
     version = TraceHeader(wall_time_s=0.0, monotonic_s=0.0).schema_version
     assert f"This is schema version {version}." in DOCUMENT.read_text()
     assert json_schema()["title"].endswith(f"schema version {version}")

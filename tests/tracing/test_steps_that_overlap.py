@@ -1,4 +1,4 @@
-"""Readers of a trace whose results come after the next decision: times and counts are of the right step."""
+"""Readers of traces of async scheduling assign times and counts to the right step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sink:
 
 
 class Recording:
-    """A crowded room, its trace, and what a reader makes of it."""
+    """A crowded room, its trace, and a reader's lives of its turns."""
 
     def __init__(self, *, async_scheduling: bool) -> None:
         self.events: list[TraceEvent] = []
@@ -63,14 +63,14 @@ class Recording:
 
 
 def test_a_turns_first_token_came_when_it_came() -> None:
-    """Not with the result of the step before."""
+    """The first token's time is that of its own step's result, not of the step before."""
     recording = Recording(async_scheduling=True)
     told = {req_id: turn.first_token_s for req_id, turn in recording.turns.items()}
     assert told == {request.request_id: request.first_token_time for request in recording.requests}
 
 
 def test_tokens_that_were_dropped_are_not_counted() -> None:
-    """Each request has stopped with one more under way."""
+    """Tokens that a step computed after a request's stop are not counted."""
     recording = Recording(async_scheduling=True)
     digest = Digest()
     digest.take([event for event in recording.events if isinstance(event, Watched)])
@@ -87,7 +87,7 @@ def test_a_steps_time_is_its_own() -> None:
 
 
 def test_a_result_of_a_step_before_the_trace_is_none_of_its_steps() -> None:
-    """A trace is switched on while a step is under way, and the next is decided before that is back."""
+    """A trace begins while a step is under way, and the next step is decided before its result."""
     seen: list[TraceEvent] = []
     tracer = Tracer()
     room = EngineRoom(async_scheduling=True, tracer=tracer)
@@ -104,7 +104,7 @@ def test_a_result_of_a_step_before_the_trace_is_none_of_its_steps() -> None:
 
 
 def test_blocks_that_a_step_under_way_still_uses_are_no_fault() -> None:
-    """The only request is aborted while its step runs: the next step sees its blocks held by nobody."""
+    """The only request is aborted while its step runs: in the next snapshot no request holds its blocks."""
     recording = Recording(async_scheduling=True)
     room = recording.room
     room.add("alone", [9] * 8, max_tokens=6)

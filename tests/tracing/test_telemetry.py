@@ -29,7 +29,7 @@ CLIENTS_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SOON = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
 PHASES = ("queue", "prefill", "decode")
 SLACK_S = 2e-6
-"""Times cross the wire in nanoseconds, but are compared as floats of the calendar."""
+"""Times are sent in nanoseconds, but compared as floats since 1970."""
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +47,12 @@ class Agent:
     messages: list[dict[str, Any]] = field(default_factory=list)
 
     def turn(self, headers: dict[str, str] | None = None, **fields: object) -> dict[str, Any]:
-        """The answer; its model calls the tool whatever it would have said."""
+        """Sends a turn; the reply is forced to be the tool call."""
         if not self.messages:
             self.messages = [{"role": "user", "content": f"Job {self.job_id}: the tests fail. " * 8}]
         forced = self._tokens(CALL + "<|im_end|>")
         body = {"messages": self.messages, "tools": TOOLS, "job_id": self.job_id, "replay_token_ids": forced}
-        # A connection of its own, so that any API server may be the one that takes it.
+        # A new connection, so that any API server may accept it.
         answer = httpx.post(
             f"{self.url}/v1/chat/completions", json={**body, **fields}, headers=headers, timeout=60
         )
@@ -72,16 +72,16 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Jobs that were served, and what of them reached the collector."""
+    """Served jobs, and what the collector received of them."""
 
     collector: Collector
     trace: Path
     named: Agent
-    """Its client sent spans of its own, and said which turn was the last."""
+    """An agent whose client sent its own spans, and marked the last turn."""
     plain: Agent
-    """Its client sent none, and finished the job over HTTP."""
+    """An agent whose client sent no spans, and finished the job over HTTP."""
     left_open: Agent
-    """Its tool still ran when the server stopped."""
+    """An agent whose tool still ran when the server stopped."""
 
     def turns_of(self, agent: Agent) -> list[ReceivedSpan]:
         turns = self.collector.named("chat tiny")
@@ -121,7 +121,7 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def test_every_turn_has_one_span_with_the_ids_of_the_trace(run: Run) -> None:
-    """Whichever API server took it; its ids lead to the scheduler's trace, and to the client."""
+    """Any API server may serve it; its ids lead to the scheduler's trace, and to the client."""
     assert len({span.span_id for span in run.collector.spans}) == len(run.collector.spans)
     ended = [
         event.req_id
@@ -138,7 +138,7 @@ def test_every_turn_has_one_span_with_the_ids_of_the_trace(run: Run) -> None:
 
 
 def test_a_turn_says_what_it_took(run: Run) -> None:
-    """Tokens as its client was told, under the names of the GenAI conventions."""
+    """The span has the client's token counts, under the names of the GenAI conventions."""
     for turn, reply in zip(run.turns_of(run.plain), run.plain.replies, strict=True):
         said, usage = turn.attributes, reply["usage"]
         assert turn.kind == "SERVER"
@@ -154,7 +154,7 @@ def test_a_turn_says_what_it_took(run: Run) -> None:
 
 
 def test_the_documentation_names_every_attribute(run: Run) -> None:
-    """Whoever reads a span finds there what it says."""
+    """docs/observability.md has each attribute of a span and its events."""
     documented = (REPOSITORY / "docs" / "observability.md").read_text()
     said = {name for span in run.collector.spans for name in span.attributes}
     said |= {name for gap in run.collector.named("tool_gap") for e in gap.events.values() for name in e}
@@ -163,7 +163,7 @@ def test_the_documentation_names_every_attribute(run: Run) -> None:
 
 
 def test_the_phases_fill_the_turn(run: Run) -> None:
-    """Queue, prefill and decode follow each other from its arrival to its end."""
+    """Queue, prefill and decode follow each other from the turn's arrival to its end."""
     for turn in run.collector.named("chat tiny"):
         phases = [
             span for name in PHASES for span in run.collector.named(name) if span.parent_id == turn.span_id
@@ -188,7 +188,7 @@ def test_a_client_finds_its_turns_below_its_own_spans(run: Run) -> None:
 
 
 def test_without_a_clients_span_a_job_is_a_trace_of_its_own(run: Run) -> None:
-    """Its turns and gaps are its children; a header that names no span is as good as none."""
+    """Turns and gaps are the job's children; a header without a span is ignored."""
     for agent in (run.plain, run.left_open):
         job = run.job_of(agent)
         assert job.parent_id == ""
@@ -198,7 +198,7 @@ def test_without_a_clients_span_a_job_is_a_trace_of_its_own(run: Run) -> None:
 
 
 def test_a_gap_lies_between_two_turns_and_tells_of_its_pin(run: Run) -> None:
-    """As long as the receipt says, with the pin's id of the trace and how it ended."""
+    """The gap is as long as in the receipt, and has the pin's id in the trace and its outcome."""
     created = {
         event.req_id: event.pin_id
         for event in read_trace(run.trace)
@@ -221,7 +221,7 @@ def test_a_gap_lies_between_two_turns_and_tells_of_its_pin(run: Run) -> None:
 
 
 def test_a_job_lasts_from_its_first_turn_to_its_end(run: Run) -> None:
-    """Whoever ended it, and even if nobody did; it sums up its turns."""
+    """A job's span ends at its end, whoever caused it, or at the server's; it sums up its turns."""
     outcomes = [
         (run.job_of(agent).attributes["continuum.job.outcome"], run.gaps_of(agent)[-1].attributes)
         for agent in (run.named, run.plain, run.left_open)
@@ -239,7 +239,7 @@ def test_a_job_lasts_from_its_first_turn_to_its_end(run: Run) -> None:
 
 @pytest.mark.slow
 def test_a_collector_that_hangs_costs_no_request_anything(model: Path, tmp_path: Path) -> None:
-    """Requests are answered, what is lost is counted and said once, and the server stops when it is told."""
+    """Requests are answered, lost spans are counted and logged once, and the server stops on request."""
     with socket.create_server(("127.0.0.1", 0)) as never_answers:
         url = f"http://127.0.0.1:{never_answers.getsockname()[1]}"
         environment = {"OTEL_BSP_SCHEDULE_DELAY": "10", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "1"}
@@ -265,7 +265,7 @@ def dropped(http: httpx.Client) -> float:
 def test_an_endpoint_that_is_no_url_stops_the_start(
     endpoint: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One sentence, before anything is loaded."""
+    """The start fails with one sentence, before anything is loaded."""
     assert main(["serve", str(model), "--otlp-traces-endpoint", endpoint]) == 2
     assert (
         f"must be a URL such as http://localhost:4318/v1/traces, got {endpoint!r}" in capsys.readouterr().err
@@ -277,7 +277,7 @@ def test_an_endpoint_that_is_no_url_stops_the_start(
 def test_what_cannot_be_sent_stops_the_start(
     missing: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the extra, and where the environment wants gRPC: one sentence that says what to do."""
+    """Without the extra, or with gRPC in the environment, one sentence says what to do."""
     if missing == "library":
         (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['opentelemetry.sdk'] = None")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))

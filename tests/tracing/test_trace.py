@@ -1,4 +1,4 @@
-"""A trace: what is emitted comes back, a bad disk costs events and never time, a cut file still reads."""
+"""A trace: emitted events are read back, a bad disk loses events but no time, a cut file can be read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def of_type(kind: Any) -> st.SearchStrategy[Any]:
-    """Anything that a field of this type may hold."""
+    """Any value that a field of this type may hold."""
     if kind in OF_TYPE:
         return OF_TYPE[kind]
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -105,7 +105,7 @@ class FullFile(io.BytesIO):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(events=st.lists(EVENTS, max_size=12))
 def test_round_trip(tmp_path: Path, events: list[TraceEvent]) -> None:
-    """Whatever is emitted is read back equal, in order, followed by a closing count."""
+    """Events are read back equal, in order, followed by a closing count."""
     path = tmp_path / "trace.jsonl"
     write(path, [HEADER, *events])
     report = TraceReport()
@@ -134,7 +134,7 @@ def test_cut_anywhere(tmp_path: Path, events: list[TraceEvent], data: st.DataObj
 
 
 def test_hanging_disk_never_blocks_emit() -> None:
-    """While a write hangs emit returns at once; what exceeds the capacity is counted, exactly."""
+    """While a write hangs, emit returns at once; events beyond the capacity are counted exactly."""
     file = BlockedFile()
     writer = TraceWriter(file, capacity=10)
     writer.emit(HEADER)
@@ -154,13 +154,13 @@ def test_hanging_disk_never_blocks_emit() -> None:
 
 
 def test_full_pipe_never_blocks_emit(tmp_path: Path) -> None:
-    """A FIFO that nobody empties stands for a stuck disk: every event is either written or counted."""
+    """A full FIFO stands for a stuck disk: every event is either written or counted."""
     path = tmp_path / "fifo"
     os.mkfifo(path)
     read_end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     writer = TraceWriter.open(str(path), capacity=100)
     writer.emit(HEADER)
-    for number in range(20_000):  # far more than the pipe, the batch in hand and the queue hold
+    for number in range(20_000):  # far more than the pipe, the current batch and the queue hold
         writer.emit(job(number))
     assert writer.dropped > 0
     os.set_blocking(read_end, True)
@@ -176,7 +176,7 @@ def test_full_pipe_never_blocks_emit(tmp_path: Path) -> None:
 
 
 def test_close_gives_up_on_a_dead_disk() -> None:
-    """Closing does not wait for ever: what is still pending then counts as dropped."""
+    """Closing does not wait for ever: events still pending then count as dropped."""
     file = BlockedFile()
     writer = TraceWriter(file)
     writer.emit(HEADER)
@@ -191,7 +191,7 @@ def test_close_gives_up_on_a_dead_disk() -> None:
 
 
 def test_disk_full() -> None:
-    """A disk that fills up ends the trace, not the engine: the rest is counted and the cause is kept."""
+    """A full disk ends the trace, not the engine: later events are counted and the cause is kept."""
     writer = TraceWriter(FullFile())
     writer.emit(HEADER)
     writer.flush()
@@ -204,7 +204,7 @@ def test_disk_full() -> None:
 
 
 def test_bad_event_is_counted_alone(tmp_path: Path) -> None:
-    """An event that cannot be encoded costs itself only."""
+    """An event that cannot be encoded affects no other event."""
     path = tmp_path / "trace.jsonl"
     bad = PinEvent(now=0.0, kind="created", job_id="\ud800", req_id="r", num_blocks=1)
     write(path, [HEADER, bad, job(1)])

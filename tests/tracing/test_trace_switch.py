@@ -1,4 +1,4 @@
-"""Promises about a server's trace: switched over HTTP while it serves, by whom, to where; and a kill."""
+"""Promises of a server's trace: who may switch it over HTTP while it serves, and to which files; kills."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BLOCKS = ("--num-gpu-blocks-override", "1000")
 ANSWER = {"prompt": "One two three", "max_tokens": 60, "ignore_eos": True}
 PART_BYTES = 30_000
 SERVED_S, LAST_MOMENTS_S = 0.8, 0.4
-"""How long an answer is read before its server is killed; what of it the trace may lack."""
+"""How long an answer is read before its server is killed; how much of its end the trace may lack."""
 HEADER = TraceHeader(wall_time_s=0.0, monotonic_s=0.0)
 
 
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path, folder: Path) -> Iterator[Server]:
-    """Two API servers behind a key, a folder for traces, no trace at the start."""
+    """Two API servers with a key and a folder for traces; there is no trace at the start."""
     flags = ("--trace-dir", str(folder), "--trace-max-bytes", str(PART_BYTES), "--api-server-count", "2")
     with running_server(model, *BLOCKS, *flags, "--api-key", KEY) as running:
         yield running
@@ -77,7 +77,7 @@ def refusal(http: httpx.Client, body: dict[str, Any]) -> str:
 
 
 def serve_on(http: httpx.Client, until: threading.Event) -> int:
-    """Ask again and again; how many answers came, each of them whole."""
+    """Sends requests until the event; asserts that each answer is complete, and returns their number."""
     count = 0
     while not until.is_set():
         answer = http.post("/v1/completions", json=ANSWER)
@@ -87,7 +87,7 @@ def serve_on(http: httpx.Client, until: threading.Event) -> int:
 
 
 def steps_of(events: list[TraceEvent]) -> list[int]:
-    """Numbers of the steps, each of which was decided, but for the last of a trace that was cut."""
+    """Numbers of the steps; asserts that each was decided, except the last of a cut trace."""
     snapshots = [event.step for event in events if isinstance(event, StepSnapshot)]
     decided = [event.step for event in events if isinstance(event, StepDecision)]
     assert decided in (snapshots, snapshots[:-1])
@@ -97,7 +97,7 @@ def steps_of(events: list[TraceEvent]) -> list[int]:
 
 @pytest.mark.slow
 def test_switched_on_and_off_while_it_serves(http: httpx.Client, folder: Path) -> None:
-    """No answer suffers from it; what was served in between is in the trace, whole and in parts."""
+    """No answer suffers; all steps in between are in the trace, which has several parts."""
     assert http.get("/trace").json()["state"] == "off"
     stop = threading.Event()
     with ThreadPoolExecutor(3) as clients:
@@ -124,7 +124,7 @@ def test_switched_on_and_off_while_it_serves(http: httpx.Client, folder: Path) -
 
 
 def test_every_front_end_says_the_same(server: Server, http: httpx.Client, folder: Path) -> None:
-    """There is one trace, whichever process is asked; without a name it gets one, compressed."""
+    """There is one trace for all API servers; without a given name it gets one, compressed."""
     switch(http, True)
     pids, names = set(), set()
 
@@ -146,7 +146,7 @@ def test_every_front_end_says_the_same(server: Server, http: httpx.Client, folde
 
 
 def test_a_client_may_not_write_where_it_likes(http: httpx.Client, folder: Path) -> None:
-    """Only new files of the operator's folder, named like traces; nothing that is there is replaced."""
+    """Only new files in the operator's folder, named like traces, are allowed; no file is replaced."""
     for name in ("../up.jsonl", "/tmp/up.jsonl", "a/b.jsonl", ".hidden.jsonl", "x.txt", "", "x.jsonl\n"):
         assert "name must be" in refusal(http, {"enabled": True, "name": name})
     assert "name must be" in refusal(http, {"enabled": True, "name": "x.part0002.jsonl"})
@@ -164,15 +164,15 @@ def test_a_client_may_not_write_where_it_likes(http: httpx.Client, folder: Path)
 
 
 def test_the_key_guards_it(server: Server) -> None:
-    """Who has no key neither sees nor switches the trace."""
+    """Without the key the trace can be neither seen nor switched."""
     assert httpx.get(f"{server.url}/trace").status_code == 401
     assert httpx.post(f"{server.url}/trace", json={"enabled": True}).status_code == 401
 
 
 @pytest.mark.slow
 def test_killed_in_the_middle(model: Path, tmp_path: Path) -> None:
-    """After kill -9 the trace is read up to the last moments. No trace is ever replaced, neither by one that
-    is switched on again nor by a restart, and each is its owner's alone."""
+    """After kill -9 the trace is readable up to the last moments. No trace is ever replaced, neither when it
+    is switched on again nor by a restart, and each is private to its owner."""
     path = tmp_path / "trace.jsonl.zst"
     with (
         running_server(model, *BLOCKS, "--trace", str(path)) as server,
@@ -207,14 +207,14 @@ def test_killed_in_the_middle(model: Path, tmp_path: Path) -> None:
     report = TraceReport()
     events = list(read_trace(tmp_path / "trace-2.jsonl.zst", report))
     assert report.end is None
-    # But for the last moments, all that its client has seen.
+    # All that the client has seen, except the last moments.
     assert len(steps_of(events)) >= sum(at < seen_s[-1] - LAST_MOMENTS_S for at in seen_s) > 0
 
 
 @pytest.mark.slow
 def test_a_stuck_disk_blocks_no_step(tmp_path: Path) -> None:
-    """A FIFO that nobody reads takes a little and then nothing: the engine goes on, what is lost is counted
-    in /metrics, and switching off waits for nothing."""
+    """A FIFO that no process reads takes a little and then nothing: the engine goes on, lost events are
+    counted in /metrics, and switching off does not wait."""
     fifo = tmp_path / "trace.jsonl"
     os.mkfifo(fifo)
     read_end = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -252,7 +252,7 @@ def test_a_stuck_disk_blocks_no_step(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_is_ready_has_its_header_in_the_file(tmp_path: Path) -> None:
-    """Though another thread writes it: ``continuum profile`` reads it as soon as the server serves."""
+    """The header is on disk although another thread writes it: ``continuum profile`` reads it at once."""
     for number in range(20):
         path = tmp_path / f"{number}.jsonl"
         config = TraceConfig(trace_path=str(path))
@@ -263,7 +263,7 @@ def test_an_engine_that_is_ready_has_its_header_in_the_file(tmp_path: Path) -> N
 
 
 def test_where_no_trace_may_be_written() -> None:
-    """A server that was told of no file and no folder says which flags it needs."""
+    """A server without file and folder for traces says which flags it needs."""
     control = TraceControl(TraceConfig(), Tracer(), threading.RLock(), lambda from_start: HEADER)
     assert "--trace-dir FOLDER or --trace PATH" in str(control.switch(True))
     assert control.switch(False) == control.state()

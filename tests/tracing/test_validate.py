@@ -1,4 +1,4 @@
-"""``continuum trace validate``: what the engine writes keeps every rule, and what breaks one is named."""
+"""``continuum trace validate``: engines' traces keep every rule, and a broken rule is named."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def simulate(path: Path, policy: str, *flags: str) -> Path:
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a policy that pins, in a pool that is too small for all it would like to hold."""
+    """A trace of a policy that pins, in a pool too small for all pins."""
     return simulate(tmp_path_factory.mktemp("validate") / "trace.jsonl", "continuum")
 
 
@@ -63,14 +63,14 @@ def events(trace: Path) -> list[TraceEvent]:
     ],
 )
 def test_what_is_written_keeps_every_rule(tmp_path: Path, policy: str, flags: tuple[str, ...]) -> None:
-    """Also of other policies, and with a second tier."""
+    """Traces of other policies and of two tiers keep every rule."""
     path = simulate(tmp_path / "trace.jsonl.zst", policy, *flags)
     assert main(["trace", "validate", str(path)]) == 0
 
 
 @pytest.mark.slow
 def test_equal_replies_side_by_side(model: Path, tmp_path: Path) -> None:
-    """Each computes its reply, in blocks of its own: one is counted whether or not another equals it."""
+    """Requests with equal replies compute them in separate blocks, each of which is counted."""
     path = tmp_path / "trace.jsonl"
     prompt = "One and the same, " * 20
     with LLM(str(model), trace_path=str(path), num_gpu_blocks_override=300) as llm:
@@ -80,7 +80,7 @@ def test_equal_replies_side_by_side(model: Path, tmp_path: Path) -> None:
 
 
 def test_the_report(trace: Path, events: list[TraceEvent], capsys: pytest.CaptureFixture[str]) -> None:
-    """It says how many records of each type there are, and that all is well."""
+    """The report counts the records of each type, and says that all is well."""
     assert main(["trace", "validate", str(trace)]) == 0
     said = capsys.readouterr().out
     assert said.splitlines()[0] == f"{trace}: {len(events):,} records in 1 file"
@@ -91,7 +91,7 @@ def test_the_report(trace: Path, events: list[TraceEvent], capsys: pytest.Captur
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is done to the first record that fits, and what is then said of the trace."""
+    """A change of the first record that fits, and the fault that it causes."""
 
     kind: type[Any]
     fits: Callable[[Any], bool]
@@ -228,7 +228,7 @@ def test_a_header_that_cannot_be(
     value: float,
     limits: str,
 ) -> None:
-    """Every command refuses it by the field and its limits, before it makes anything of it."""
+    """Every command refuses the value, naming field and limits, before it writes anything."""
     path = with_header(trace, tmp_path, **{name: value})
     words = [str(tmp_path / "out") if word == "OUT" else word for word in command[1:]]
     assert main(["trace", command[0], str(path), *words]) == 1
@@ -279,7 +279,7 @@ def with_header(trace: Path, folder: Path, **fields: float | list[int]) -> Path:
 def test_a_header_that_does_not_say_what_is_needed(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, command: tuple[str, ...]
 ) -> None:
-    """0, as of a field that is missing: whoever needs it says so, and leaves no file behind."""
+    """0 stands for a missing field: a command that needs it says so, and leaves no file behind."""
     path = with_header(trace, tmp_path, **{name: 0})
     words = [str(tmp_path / "out") if word == "OUT" else word for word in command[1:]]
     assert main(["trace", command[0], str(path), *words]) == 1
@@ -316,7 +316,7 @@ def test_times_that_run_backwards(
     damage: Callable[[list[bytes]], list[bytes]],
     command: tuple[str, ...],
 ) -> None:
-    """Nothing is computed from such times: one sentence, which says who names the lines."""
+    """Commands compute nothing from such times; one sentence says that ``validate`` names the lines."""
     header, *lines = trace.read_bytes().splitlines(keepends=True)
     path = tmp_path / "damaged.jsonl"
     path.write_bytes(b"".join([header, *damage(lines)]))
@@ -329,7 +329,7 @@ def test_times_that_run_backwards(
 
 
 def test_lines_that_are_none(trace: Path, tmp_path: Path) -> None:
-    """A line that cannot be read is one fault; the rest is still looked at."""
+    """A line that cannot be read is one fault; the rest is still checked."""
     lines = trace.read_bytes().splitlines(keepends=True)
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b"".join([*lines, b'{"type":"closed"}\n', lines[-2]]))
@@ -339,7 +339,7 @@ def test_lines_that_are_none(trace: Path, tmp_path: Path) -> None:
 
 
 def test_many_faults_are_counted(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first are shown, the others numbered."""
+    """The first 20 faults are shown, the others counted."""
     header, *rest = read_trace(trace)
     path = write(tmp_path / "bad.jsonl", [msgspec.structs.replace(header, num_blocks=3), *rest])
     assert main(["trace", "validate", str(path)]) == 1
@@ -349,7 +349,7 @@ def test_many_faults_are_counted(trace: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_trace_that_begins_midway(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was before it is unknown, and no fault: begun at run time, after a gap; nor is a cut."""
+    """Unknown earlier events are no fault, after a late start or a gap; nor is a cut."""
     header, *events, end = read_trace(trace)
     assert isinstance(end, TraceEnd)
     middle = next(
@@ -373,7 +373,7 @@ def test_a_trace_that_begins_midway(trace: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_what_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No file, and a trace of an older version: a sentence each."""
+    """A missing file and a trace of an older version are refused with a sentence each."""
     assert main(["trace", "validate", str(tmp_path / "none.jsonl")]) == 1
     old = tmp_path / "old.jsonl"
     old.write_bytes(b'{"type":"header","schema_version":1,"wall_time_s":0.0,"monotonic_s":0.0}\n')

@@ -49,7 +49,7 @@ def _read(path: Path) -> list[TraceEvent]:
 
 
 def test_all_names_of_version_2_are_renamed(tmp_path: Path) -> None:
-    """What a client wrote stays, even where it looks like a field."""
+    """Clients' texts stay unchanged, even where they look like a field."""
     path = tmp_path / "old.jsonl"
     path.write_bytes(OLD_HEADER + b"".join(OLD_LINES))
     header, hint, parked, pin, output, signal = _read(path)
@@ -84,7 +84,7 @@ def test_later_parts_are_renamed_too(tmp_path: Path) -> None:
 
 
 def test_a_cut_line_counts_as_in_the_file(tmp_path: Path) -> None:
-    """Not as it is renamed."""
+    """Lost bytes are counted in the file, not in the renamed line."""
     path = tmp_path / "old.jsonl"
     cut = OLD_LINES[1][:-3]
     path.write_bytes(OLD_HEADER + cut)
@@ -94,12 +94,12 @@ def test_a_cut_line_counts_as_in_the_file(tmp_path: Path) -> None:
 
 
 def test_a_line_of_today_is_left_alone() -> None:
-    """Reading a trace of this version costs nothing more."""
+    """Traces of the current version are not converted."""
     assert upgrade_from(SCHEMA_VERSION) is None
 
 
 def test_a_kept_trace_of_version_2_keeps_the_rules(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its first line says so, and ``validate`` finds nothing."""
+    """A stored trace's header has version 2, and ``validate`` finds nothing."""
     reader = PartReader(OF_VERSION_2)
     header = msgspec.json.decode(reader.readline(1 << 20))
     reader.close()

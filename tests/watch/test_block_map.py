@@ -1,4 +1,4 @@
-"""Promises of the picture of the pool: it counts what the pool counts, and a block is its holder's."""
+"""Promises of the pool's picture: its counts are the pool's, and a block belongs to its holder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.watch.view import SHARED, BlockMap
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a test lets somebody hold."""
+    """A holder of blocks in a test."""
 
     job: int | None
     is_pin: bool
@@ -28,7 +28,7 @@ helds = st.lists(
 
 
 def paint(num_blocks: int, helds: list[Held], num_cached: int = 0) -> BlockMap:
-    """A pool of which these hold blocks, one after the other; so many of the free ones cache something."""
+    """Paints a pool in which these hold blocks, in order, and ``num_cached`` free blocks are cached."""
     kv = KVCacheManager(num_blocks + 1, 16, 1 << 20)
     holdings = []
     for held in helds:
@@ -45,7 +45,7 @@ def paint(num_blocks: int, helds: list[Held], num_cached: int = 0) -> BlockMap:
 
 @given(st.integers(1, 500), helds, st.integers(0, 200))
 def test_the_map_counts_what_is_there(num_blocks: int, helds: list[Held], num_cached: int) -> None:
-    """A cell is a block here: as many of each kind as are held, cached or free."""
+    """A cell is one block here: the counts of held, cached and free blocks are right."""
     picture = paint(num_blocks, helds, num_cached)
     left = num_blocks
     counts = {False: 0, True: 0}
@@ -69,7 +69,7 @@ def test_the_map_counts_what_is_there(num_blocks: int, helds: list[Held], num_ca
 
 
 def test_a_block_that_several_hold_counts_once() -> None:
-    """Two pins and a request on the same blocks: all are held, and of those the request's are in use."""
+    """With two pins and a request on the same blocks all are held, and the request's count as running."""
     kv = KVCacheManager(101, 16, 1 << 20)
     blocks = kv.pool.get_new_blocks(30)
     holders = [Retention("a", True, blocks[:20]), Retention("b", True, blocks[10:30])]
@@ -80,7 +80,7 @@ def test_a_block_that_several_hold_counts_once() -> None:
 
 @given(st.integers(MAX_CELLS + 1, 5 * MAX_CELLS), st.integers(1, 3000))
 def test_a_large_pool_is_told_in_few_cells(num_blocks: int, num_held: int) -> None:
-    """Never more than can be drawn, and the shares of the cells add up to the blocks."""
+    """The cells never exceed the maximum, and their shares add up to the blocks."""
     picture = paint(num_blocks, [Held(1, False, num_held)])
     per_cell = picture.blocks_per_cell
     assert len(picture.running) == -(-num_blocks // per_cell) <= MAX_CELLS
@@ -90,7 +90,7 @@ def test_a_large_pool_is_told_in_few_cells(num_blocks: int, num_held: int) -> No
 
 
 def test_a_block_is_its_jobs() -> None:
-    """The job's place in the list says whose; what several jobs hold is shared; without a job nobody's."""
+    """A block's owner is its job's index; several jobs' blocks are shared; without a job it has none."""
     kv = KVCacheManager(7, 16, 1 << 20)
     blocks = kv.pool.get_new_blocks(5)
     picture = BlockPainter(kv).paint(
@@ -103,19 +103,19 @@ def test_a_block_is_its_jobs() -> None:
     )
     first, second = 2 + picture.jobs.index("a"), 2 + picture.jobs.index("b")
     assert list(picture.owners) == [first, first, SHARED, second, 0, 0]
-    assert list(picture.running) == [255, 0, 255, 255, 255, 0]  # before what a pin holds beside it
+    assert list(picture.running) == [255, 0, 255, 255, 255, 0]  # running wins over a pin of the same block
     assert list(picture.pinned) == [0, 255, 0, 0, 0, 0]
 
 
 def test_more_jobs_than_a_byte_can_number() -> None:
-    """Those beyond are told as shared: never as another job's."""
+    """Further jobs' blocks are shown as shared, never as another job's."""
     picture = paint(300, [Held(number, False, 1) for number in range(300)])
     assert len(picture.jobs) == 254
     assert set(picture.owners[254:]) == {SHARED}
 
 
 def test_a_large_pool_is_painted_quickly() -> None:
-    """100,000 blocks, half of them held: it takes a small part of the second between two pictures."""
+    """Painting 100,000 blocks, half of them held, takes a small part of the second between pictures."""
     kv = KVCacheManager(100_001, 16, 1 << 20)
     holdings = [Retention(f"job {n}", n % 2 == 0, kv.pool.get_new_blocks(500)) for n in range(100)]
     started_s = time.process_time()

@@ -1,4 +1,4 @@
-"""Promises to whoever looks on at a core: all that happens is told in order, and noted for nobody else."""
+"""Promises to viewers of a core: all events arrive in order, and without viewers no events are made."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEP_S = 0.1
 
 @dataclass(slots=True)
 class Room:
-    """A core on a clock of the test's own."""
+    """A core on a manual clock."""
 
     core: EngineCore
     tracer: Tracer
@@ -56,7 +56,7 @@ class Room:
         self.core.step()
 
     def run(self, request_id: str, prompt: list[int], job: str | None = None, step_s: float = STEP_S) -> None:
-        """A request from beginning to end."""
+        """Runs a request from beginning to end."""
         self.add(request_id, prompt, job=JobRef(job) if job else None)
         while self.core.scheduler.requests:
             self.step(step_s)
@@ -99,17 +99,17 @@ def room(request: pytest.FixtureRequest, make_room: Make) -> Room:
 
 
 def test_nothing_is_noted_while_nobody_looks(room: Room) -> None:
-    """Events are made from a viewer's first look to its last, and not before or after."""
+    """Events are made only from a viewer's first look to its last."""
     assert not room.notes()
     room.look()
     assert room.notes()
     room.core.call_utility("unwatch", ["a"])
     assert not room.notes()
-    room.core.call_utility("unwatch", ["a"])  # again is no fault
+    room.core.call_utility("unwatch", ["a"])  # repeating it is no fault
 
 
 def test_a_viewer_that_has_gone_silently_is_forgotten(room: Room) -> None:
-    """A front end that was killed cannot say so: its lease ends, and the next event is the last for it."""
+    """An API server that was killed cannot unsubscribe: its lease ends with the next event after it."""
     room.look("killed")
     room.clock.advance(LEASE_S + 0.1)
     room.run("late-1", [1] * 20)
@@ -117,7 +117,7 @@ def test_a_viewer_that_has_gone_silently_is_forgotten(room: Room) -> None:
 
 
 def test_a_viewer_that_looks_keeps_its_lease(room: Room) -> None:
-    """However long it looks, as long as it does; a second one that stopped does not end the first's."""
+    """A viewer that keeps looking keeps its lease; another one that stopped does not end it."""
     room.look()
     room.look("gone")
     for number in range(5):
@@ -128,7 +128,7 @@ def test_a_viewer_that_looks_keeps_its_lease(room: Room) -> None:
 
 
 def test_a_request_is_told_from_its_arrival_to_its_end(room: Room) -> None:
-    """Each phase once, in order, with the time it began; then what it took is in the totals."""
+    """Each phase comes once, in order, with its start time; then its cost is in the totals."""
     room.look()
     arrived_s = room.clock.now()
     room.run("r-1", [7] * 40)
@@ -145,7 +145,7 @@ def test_a_request_is_told_from_its_arrival_to_its_end(room: Room) -> None:
 
 
 def test_accepted_drafts_are_tokens_without_a_step() -> None:
-    """Two of three drafts were right, beside a request without drafts."""
+    """Two of three drafts are right, next to a request without drafts."""
     digest = Digest()
     digest.take(
         [
@@ -179,7 +179,7 @@ def test_accepted_drafts_are_tokens_without_a_step() -> None:
 
 
 def test_what_was_under_way_is_in_the_first_scene(room: Room) -> None:
-    """Who comes late sees the open requests with their times, and is told how they go on."""
+    """A late viewer sees the open requests with their times, and then how they go on."""
     room.add("old-1", [5] * 40)
     room.step()
     scene = room.look(scene=True).scene
@@ -193,7 +193,7 @@ def test_what_was_under_way_is_in_the_first_scene(room: Room) -> None:
 
 
 def test_a_preempted_request_waits_for_memory(make_room: Make) -> None:
-    """It is told so, and that it goes on; the tokens it computes again count as computed."""
+    """The request's phases show the wait for memory and its end; its tokens count once."""
     room = make_room("fcfs", num_blocks=8)
     room.look()
     room.add("first-1", [1] * 60, max_tokens=20)
@@ -216,7 +216,7 @@ def test_a_preempted_request_waits_for_memory(make_room: Make) -> None:
 
 
 def test_a_job_is_told_with_its_pins(make_room: Make) -> None:
-    """Turns are told with their job, and what is held for it with its end, its reason and its outlook."""
+    """Phases name their job; the scene has its pin with blocks and deadline, and its expected tools."""
     room = make_room()
     room.look()
     room.run("t1-11111111", [3] * 64, job="job")
@@ -235,7 +235,7 @@ def test_a_job_is_told_with_its_pins(make_room: Make) -> None:
 
 
 def test_a_job_alone_tells_of_its_turns(make_room: Make) -> None:
-    """Each with its times and its receipt: also what ended before anybody looked, or of a finished job."""
+    """Past turns have times and receipts, also if they ended before any look, or in a finished job."""
     room = make_room()
     room.run("t1-11111111", [3] * 64, job="job")
     room.core.signal(ToolGapStarted("t1-11111111", [ToolCall("bash", '{"command": "ls"}')]))
@@ -257,7 +257,7 @@ def test_a_job_alone_tells_of_its_turns(make_room: Make) -> None:
 
 
 def test_each_viewer_is_told_everything(room: Room) -> None:
-    """Two that look at different times miss nothing of each other's."""
+    """Two viewers that look at different times both get all events."""
     room.look("a")
     room.look("b")
     room.run("r-1", [7] * 40)
@@ -267,7 +267,7 @@ def test_each_viewer_is_told_everything(room: Room) -> None:
 
 
 def test_a_trace_and_a_viewer_get_the_same(make_room: Make, tmp_path: Path) -> None:
-    """Who looks on takes nothing from the file, and does not end it by leaving."""
+    """A viewer removes nothing from the trace file, and does not end it by leaving."""
     path = tmp_path / "trace.jsonl"
     room = make_room(trace=path)
     room.run("before-1", [1] * 40, job="job")
@@ -285,7 +285,7 @@ def test_a_trace_and_a_viewer_get_the_same(make_room: Make, tmp_path: Path) -> N
 
 
 def test_what_is_too_much_is_left_out_and_counted(make_room: Make) -> None:
-    """A viewer that does not look for a while costs bounded memory; the next scene puts it right."""
+    """A viewer that does not look for a while costs bounded memory; the next scene is complete."""
     room = make_room(num_blocks=256)
     room.look()
     room.add("long-1", [1] * 20, max_tokens=3 * CAPACITY // 4)
@@ -300,7 +300,7 @@ def test_what_is_too_much_is_left_out_and_counted(make_room: Make) -> None:
 
 
 def test_of_many_decisions_the_newest_are_told(make_room: Make) -> None:
-    """What is left out of a view is counted."""
+    """A view has the newest events and counts those that it omits."""
     room = make_room()
     room.look()
     for number in range(MAX_EVENTS // 3):

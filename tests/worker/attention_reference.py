@@ -1,4 +1,4 @@
-"""Random attention batches, and what attention over them is in plain fp64."""
+"""Random attention batches, and plain attention over them in fp64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AttentionCase:
     key: torch.Tensor
     value: torch.Tensor
     sequences: list[tuple[torch.Tensor, torch.Tensor]]
-    """Per sequence K and V [seq_len, num_kv_heads, head_dim]."""
+    """K and V of each sequence [seq_len, num_kv_heads, head_dim]."""
 
 
 def make_case(
@@ -92,7 +92,7 @@ def make_case(
 def with_stale_blocks(
     case: AttentionCase, window: int | None = None, *, chunk: int | None = None, num_blocks: int = 3
 ) -> AttentionCase:
-    """The case where blocks that no query sees have gone to others, who have written NaN there."""
+    """The case with NaN in all blocks that no query sees, as if others had reused them."""
     block_size = case.pool.shape[3]
     taken = torch.full((num_blocks, *case.pool.shape[1:]), torch.nan).to(case.pool)
     tables = case.batch.block_tables.copy()
@@ -113,7 +113,7 @@ def paged_output(
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What a backend over the case's pool computes, in fp64 on the host."""
+    """The output of a backend over the case's pool, in fp64 on the host."""
     attention = backend(case.pool)
     attention.begin_step(case.batch)
     scale = case.query.shape[-1] ** -0.5

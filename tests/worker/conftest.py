@@ -13,7 +13,7 @@ from engine.worker.cpu.packed_weights import compiled_gemm
 from engine.worker.loading.tiny_models import make_model_folder
 
 _LATENT = {"kv_lora_rank": 48, "qk_nope_head_dim": 12, "qk_rope_head_dim": 16, "v_head_dim": 20}
-"""Latents of 64 numbers; a token's keys and values of all heads would be 192."""
+"""Latents have 64 numbers; a token's keys and values of all heads would have 192."""
 _DEEPSEEK_YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -307,7 +307,7 @@ WITH_STATES = ("qwen3-next", "qwen3.5", "qwen3.5-moe", "granite4", "granite4-den
 
 
 class ModelFolders(Protocol):
-    """The folder of a variant, made once per session. Tests that damage a folder copy it first."""
+    """Returns the folder of a variant, made once per session. Tests that damage a folder copy it first."""
 
     def __call__(self, name: str) -> Path: ...
 
@@ -326,7 +326,7 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
 
 @pytest.fixture
 def compiled() -> CompiledGemm:
-    """Products of this machine's compiled code."""
+    """The GEMM of this machine's compiled code."""
     found = compiled_gemm(32, torch.device("cpu"), torch.bfloat16)
     if found is None:
         pytest.skip("there is no compiled GEMM: it needs a compiler and a CPU with AVX512_BF16")

@@ -1,4 +1,4 @@
-"""An executor that counts the drafts of its steps, and those that were taken."""
+"""An executor that counts drafts, and accepted drafts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DraftCounts:
     num_drafts: int = 0
     num_accepted: int = 0
     num_steps: int = 0
-    """Steps that had tokens."""
+    """The number of steps with tokens."""
 
     def __call__(self, config: EngineConfig) -> Executor:
         executor = model_executor(config)
@@ -30,7 +30,7 @@ class DraftCounts:
         return executor
 
     def take(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
-        """Count what became of a step's drafts."""
+        """Counts a step's drafts and accepted drafts."""
         self.num_steps += bool(plan.total_num_scheduled_tokens)
         sampled = dict(zip(output.req_ids, output.sampled_token_ids, strict=True))
         for req_id, drafts in plan.scheduled_spec_decode_tokens.items():

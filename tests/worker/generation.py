@@ -23,7 +23,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
 def random_tokens(count: int, seed: int, vocab_size: int = 500) -> list[int]:
-    """A made-up prompt."""
+    """A random prompt."""
     tokens: list[int] = torch.randint(
         0, vocab_size, (count,), generator=torch.Generator().manual_seed(seed)
     ).tolist()
@@ -51,7 +51,7 @@ class Reference:
         return tokens
 
     def routed_experts(self, token_ids: list[int]) -> npt.NDArray[np.uint8]:
-        """What its routers choose for all tokens but the last: [num_tokens - 1, num_layers, per token], 0 in
+        """The routers' choices for all tokens but the last: [num_tokens - 1, num_layers, per token], 0 in
         layers without experts."""
         layers = self.model.model.layers
         chosen: dict[int, npt.NDArray[np.int64]] = {}
@@ -74,7 +74,7 @@ class Reference:
 
 
 def _chosen(told: torch.Tensor, per_token: int) -> torch.Tensor:
-    """The experts [num_tokens, per_token] that a router tells, as it does itself or by its logits."""
+    """The experts [num_tokens, per_token] that a router chooses, returned as such or as logits."""
     return told if told.dtype == torch.long else told.topk(per_token).indices
 
 
@@ -85,7 +85,7 @@ def _cache(block_size: int, num_blocks: int, num_state_slots: int | None) -> Cac
 
 
 class SmallEngine:
-    """Requests in, tokens out; counts what the scheduler did on the way."""
+    """Takes requests and returns tokens; counts the scheduler's actions."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class SmallEngine:
                 self.logprobs.setdefault(core_output.request_id, []).extend(core_output.new_logprobs)
 
     def run(self, max_steps: int = 2000) -> dict[str, list[int]]:
-        """Step until nothing is left; the output tokens of every request so far."""
+        """Runs steps until no request is left; returns the output tokens of every request so far."""
         for _ in range(max_steps):
             if not self.scheduler.has_unfinished_requests():
                 return {request_id: request.output_token_ids for request_id, request in self.requests.items()}
@@ -172,7 +172,7 @@ class SmallEngine:
         raise AssertionError(f"no end after {max_steps} steps")
 
     def generate(self, prompt: list[int], params: SamplingParams = GREEDY) -> list[int]:
-        """One request alone."""
+        """Runs one request alone."""
         request_id = f"alone-{len(self.requests)}"
         self.add(request_id, prompt, params)
         return self.run()[request_id]

@@ -1,4 +1,4 @@
-"""Plans made by hand for the worker, with a block table for each KV cache group, and a runner they go to."""
+"""Plans made by hand for the worker, with a block table for each KV cache group, and a runner for them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Request:
     num_computed: int = 0
     is_new: bool = True
     tables: list[list[int]] = field(default_factory=list)
-    """Block tables by group; the null block stands for what its window has left behind."""
+    """Block tables by group; a null block replaces each block that its window has left."""
 
     @property
     def num_tokens(self) -> int:
@@ -41,8 +41,8 @@ class _Request:
 
 
 class HandPlans:
-    """Requests in, tokens out. What a window has left behind goes to whoever needs a block next, and holds
-    NaN until it is written again."""
+    """Takes requests and returns tokens. A block that a window has left goes to the next request that needs
+    one, and holds NaN until it is written again."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class HandPlans:
         self._requests[req_id] = _Request(prompt, tables=[[] for _ in self.groups])
 
     def finish(self, req_id: str) -> list[int]:
-        """End a request, and return its tokens."""
+        """Ends a request and returns its tokens."""
         request = self._requests.pop(req_id)
         for table in request.tables:
             self._give_back(table, len(table))
@@ -105,7 +105,7 @@ class HandPlans:
         return request.outputs
 
     def step(self, num_tokens: dict[str, int]) -> None:
-        """Compute at most so many tokens of each request; all that its prompt and outputs have."""
+        """Computes at most this many tokens of each request, and no more than its prompt and outputs have."""
         counts = {
             req_id: min(count, self._requests[req_id].num_tokens - self._requests[req_id].num_computed)
             for req_id, count in num_tokens.items()
@@ -133,7 +133,7 @@ class HandPlans:
         return SchedulerOutput(new, cached, counts, sum(counts.values()), finished, set())
 
     def _allocate(self, request: _Request, count: int) -> list[int]:
-        """Free what windows and chunks have left behind; the new blocks, interleaved."""
+        """Frees the blocks that windows and chunks have left; returns the new blocks, interleaved."""
         num_blocks = -(-(request.num_computed + count) // BLOCK_SIZE)
         for group, table in zip(self.groups, request.tables, strict=True):
             if group.sliding_window is not None:
@@ -152,5 +152,5 @@ class HandPlans:
     def _give_back(self, table: list[int], end: int) -> None:
         blocks = [block for block in table[:end] if block]
         self.pool[blocks] = torch.nan
-        self._free.extendleft(blocks)  # they are the next ones to be used
+        self._free.extendleft(blocks)  # these blocks are used next
         table[:end] = [0] * end

@@ -1,4 +1,4 @@
-"""What tests of KV that moves between servers share."""
+"""Helpers of the tests of KV that moves between servers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Random loads of a whole engine, each answer held against that of its prompt alone: set-ups, prompts that
-share what they can share, and what their clients do."""
+"""Random loads of a whole engine, each answer compared with that of its prompt alone: settings, prompts that
+share as much as they can, and their clients' actions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from engine.sampling_params import RequestOutputKind, SamplingParams
 
 MAX_TOKENS = 6
 NEAR_TIES = {"float32": 1e-3, "bfloat16": 0.1}
-"""Largest gap of two log-probabilities that are nearly equal. How a prompt is cut into steps
-changes what is rounded; which of two tokens so near to each other is chosen is chance, and all
-that follows it."""
+"""Largest gap of two log-probabilities that count as equal. How a prompt is cut into steps changes roundings;
+which of two such tokens is chosen is chance, and so is all that follows."""
 
 POLICIES: dict[str, Callable[[], PolicyFactory]] = {
     "fcfs": lambda: fcfs,
@@ -32,14 +31,14 @@ POLICIES: dict[str, Callable[[], PolicyFactory]] = {
 
 @dataclass(frozen=True)
 class Answer:
-    """Of a prompt alone."""
+    """The answer to a prompt alone."""
 
     token_ids: list[int]
     is_near_tie: list[bool]
     """Whether another token was about as probable."""
 
     def agrees(self, token_ids: list[int]) -> bool:
-        """Whether these are the first of its tokens, up to a near tie."""
+        """Whether these are its first tokens, up to a near tie."""
         for token_id, own, is_near_tie in zip(token_ids, self.token_ids, self.is_near_tie, strict=False):
             if token_id != own:
                 return is_near_tie
@@ -47,7 +46,7 @@ class Answer:
 
 
 class Oracle:
-    """An engine that keeps nothing from prompt to prompt, and has one at a time."""
+    """An engine that keeps nothing between prompts, and runs one at a time."""
 
     def __init__(self, folder: Path, *, dtype: str, **options: Any) -> None:
         self._near_tie = NEAR_TIES[dtype]
@@ -80,7 +79,7 @@ class Oracle:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a client asks for, and when it goes away."""
+    """A client's request, and when it disconnects."""
 
     prompt: list[int]
     n: int
@@ -88,24 +87,24 @@ class Turn:
     priority: int
     job: JobRef | None
     leaves_after: int | None
-    """Steps; None: it waits for its answer."""
+    """The number of steps; None: it waits for its answer."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """Turns in bursts, and the steps that pass before each."""
+    """Turns in bursts, and the number of steps before each."""
 
     bursts: list[tuple[int, list[Turn]]]
 
     @property
     def longest(self) -> int:
-        """Tokens of a prompt and its answer."""
+        """The length of the longest prompt with its answer."""
         return max(len(turn.prompt) for _, turns in self.bursts for turn in turns) + MAX_TOKENS
 
 
 @dataclass
 class LoadDrawer:
-    """Prompts that begin alike, and end where blocks end, or a token before or behind."""
+    """Draws prompts that share prefixes, and end at a block boundary, or a token before or after it."""
 
     random: Random
     oracle: Oracle
@@ -122,7 +121,7 @@ class LoadDrawer:
         return Load(bursts)
 
     def _burst(self) -> list[Turn]:
-        """A few prompts, some of them several times: twins in one step."""
+        """A few prompts, some of them several times: duplicates in one step."""
         burst: list[Turn] = []
         for _ in range(self.random.randint(1, 3)):
             prompt = self._prompt()
@@ -155,7 +154,7 @@ class LoadDrawer:
         return (known + self._tokens(suffix))[: self.root_lengths[1]]
 
     def _at_a_border(self, tokens: list[int]) -> list[int]:
-        """Cut where a block ends, or a token before or behind."""
+        """Cuts the tokens at a block boundary, or a token before or after it."""
         num_blocks = self.random.randint(1, max(1, len(tokens) // self.block_size))
         return tokens[: max(1, num_blocks * self.block_size + self.random.choice((-1, 0, 0, 1, 1)))]
 
@@ -164,7 +163,7 @@ class LoadDrawer:
 
 
 def wrong_answers(llm: LLM, load: Load, oracle: Oracle) -> list[str]:
-    """What this engine answered otherwise than it should have, in words."""
+    """Describes the engine's wrong answers."""
     client = _Clients(llm)
     for num_steps, turns in load.bursts:
         client.pass_steps(num_steps)
@@ -188,7 +187,7 @@ def wrong_answers(llm: LLM, load: Load, oracle: Oracle) -> list[str]:
 
 
 class _Clients:
-    """They ask, and some go away before they have their answer."""
+    """Clients that send requests; some disconnect before their answer."""
 
     def __init__(self, llm: LLM) -> None:
         self.turns: dict[str, Turn] = {}
@@ -215,7 +214,7 @@ class _Clients:
             self._leaving.append((self._num_steps + turn.leaves_after, number))
 
     def pass_steps(self, count: int | None) -> None:
-        """Some steps, None: all that it takes until nobody waits."""
+        """Runs this many steps; None: as many as all requests need."""
         while self._engine.has_unfinished_requests() and count != 0:
             for output in self._engine.step():
                 self.outputs[output.request_id] = output

@@ -1,4 +1,4 @@
-"""A sampler with rows filled by hand: what the sampler's tests hold against plain references."""
+"""A sampler with rows filled by hand, for comparisons with plain references."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VOCAB_SIZE = 64
 
 @dataclass(slots=True)
 class Row:
-    """One request to sample: its parameters, what it holds so far, its logits."""
+    """One request to sample: its parameters, its tokens, its logits."""
 
     params: SamplingParams
     logits: torch.Tensor
@@ -29,7 +29,7 @@ def random_logits(seed: int, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
 
 
 def sample_rows(rows: list[Row], sampler: Sampler | None = None) -> SamplerOutput:
-    """Sample all rows in one batch."""
+    """Samples all rows in one batch."""
     table = SamplingTable(len(rows), len(rows[0].logits))
     longest = max(len(row.prompt) + len(row.output) for row in rows)
     token_ids = np.zeros((len(rows), longest + 1), dtype=np.int64)
@@ -44,7 +44,7 @@ def sample_rows(rows: list[Row], sampler: Sampler | None = None) -> SamplerOutpu
 
 
 def frequencies(params: SamplingParams, logits: torch.Tensor, num_draws: int = 20000) -> torch.Tensor:
-    """How often each token comes up in ``num_draws`` independent draws: [vocab_size]"""
+    """The share of each token in ``num_draws`` independent draws: [vocab_size]"""
     output = sample_rows([Row(params, logits)] * num_draws)
     counts = np.bincount(output.token_ids, minlength=VOCAB_SIZE)
     return torch.from_numpy(counts) / num_draws

@@ -1,4 +1,4 @@
-"""A real scheduler whose plans are followed by rows of the worker, and what random users do to it."""
+"""A real scheduler whose plans the worker's rows follow, and random actions of its users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACTIONS = st.lists(
 
 
 class SchedulerShadow:
-    """The pool is so small that requests lose their rows and get them back."""
+    """Has a pool so small that requests lose their rows and get them back."""
 
     def __init__(self, limits: SchedulerConfig) -> None:
         self.scheduler = Scheduler(
@@ -51,11 +51,11 @@ class SchedulerShadow:
             self.scheduler.finish_requests([victim], RequestStatus.FINISHED_ABORTED, 0.0)
 
     def step(self) -> None:
-        """Plan, check what the rows make of it, and tell a result."""
+        """Plans, checks the rows, and returns a result to the scheduler."""
         raise NotImplementedError
 
     def play(self, actions: list[Action]) -> None:
-        """All of them, then step until all requests have ended and the rows have heard of it."""
+        """Does all actions, then steps until all requests have ended and the rows have processed that."""
         for kind, value in actions:
             if kind == "add":
                 self.add(value)
@@ -72,6 +72,6 @@ class SchedulerShadow:
             self.step()
 
     def crowd(self) -> None:
-        """Requests that do not fit together, until all have ended."""
+        """Runs requests that do not fit together, until all have ended."""
         self.play([("add", length) for length in (14, 15, 16)])
         assert self.num_preemptions > 0

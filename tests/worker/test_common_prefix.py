@@ -22,7 +22,7 @@ from engine.worker.request_rows import RequestRows, StepRows
 BLOCK_SIZE, UNIT, MIN_TOKENS, MIN_SEQS = 2, 4, 8, 3
 MAX_NUM_SEQS, MAX_MODEL_LEN = 8, 64
 HYBRID = groups_of([None, 6])
-"""A group whose layers see everything, and one with a window."""
+"""A group of layers with full attention, and one with a window."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Steps:
-    """Plans of the scheduler, applied to the rows of a worker that samples whatever it is told to."""
+    """The scheduler's plans, applied to the rows of a worker with made-up tokens."""
 
     def __init__(self, num_blocks: int = 400, groups: Sequence[KVCacheGroup] = ONE_FULL_GROUP) -> None:
         limits = SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=32)
@@ -64,7 +64,7 @@ class Steps:
         self.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED, 0.0)
 
     def step(self) -> tuple[StepRows, SchedulerOutput, CommonPrefix | None] | None:
-        """One step; None if there was nothing to compute."""
+        """Runs one step; returns None if there was nothing to compute."""
         plan = self.scheduler.schedule(0.0)
         self.rows.update(plan)
         if not plan.total_num_scheduled_tokens:
@@ -80,7 +80,7 @@ class Steps:
         return step, plan, prefix
 
     def decode(self, prompts: Sequence[list[int]]) -> tuple[StepRows, CommonPrefix | None]:
-        """The first step in which all of these decode; the first is computed before the others come."""
+        """The first step in which all of these decode; the first prompt is computed before the others."""
         self.add(prompts[0])
         while self.requests["r0"].num_output_tokens == 0:
             self.step()
@@ -102,7 +102,7 @@ SYSTEM = [*range(40, 55)]
 
 
 def test_what_all_begin_with() -> None:
-    """In whole units of what whole blocks hold."""
+    """The prefix has whole units of whole blocks."""
     steps = Steps()
     _, prefix = steps.decode([[*SYSTEM, 90 + i, 7] for i in range(4)])
     assert prefix is not None
@@ -111,7 +111,7 @@ def test_what_all_begin_with() -> None:
 
 
 def test_who_begins_otherwise_stands_aside() -> None:
-    """As long as half of the sequences have the prefix."""
+    """At least half of the sequences must have the prefix."""
     others = [[1] * 13, [2] * 14]
     steps = Steps()
     step, prefix = steps.decode([*([*SYSTEM, i] for i in range(3)), *others])
@@ -139,8 +139,8 @@ def test_few_or_little_is_not_worth_a_pass(prompts: list[list[int]], num_tokens:
 @pytest.mark.parametrize("groups", [ONE_FULL_GROUP, HYBRID], ids=["full", "hybrid"])
 @pytest.mark.parametrize("seed", range(4))
 def test_at_every_step(seed: int, groups: Sequence[KVCacheGroup]) -> None:
-    """Whoever comes, ends or is preempted: it is in the tables of those who are said to have it, computed
-    before the step; and whoever looks anew finds neither more sequences nor one where none was found."""
+    """With arrivals, ends and preemptions, the prefix is in the tables of its sequences, and was computed
+    before the step; a new search finds the same sequences, and a prefix only if this one does."""
     numbers = random.Random(seed)
     steps = Steps(num_blocks=45 * len(groups), groups=groups)
     systems = [[numbers.randrange(100) for _ in range(15)] for _ in range(2)]

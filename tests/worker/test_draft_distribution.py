@@ -1,4 +1,4 @@
-"""What is sampled in steps with drafts has the distribution of the model, however often they are wrong."""
+"""Tokens in steps with drafts have the model's distribution, however often drafts are wrong."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ class MarkovModel:
 
 
 class NoAttention:
-    """Of a model without layers."""
+    """The attention of a model without layers."""
 
     def begin_step(self, batch: object) -> None:
-        """There is nothing to prepare."""
+        """Has nothing to prepare."""
 
 
 class MarkovEngine:
-    """Many requests of the token START, whose steps are planned by hand, all at the same place."""
+    """Many requests that begin with START, all at the same place, with steps planned by hand."""
 
     def __init__(self, params: SamplingParams, seed: int) -> None:
         batch = InputBatch(NUM_REQUESTS, 64, 64, VOCAB_SIZE)
@@ -80,7 +80,7 @@ class MarkovEngine:
         self._run(new, CachedRequestData(), {})
 
     def step(self, drafts: dict[str, list[int]]) -> None:
-        """The next step, with drafts of some requests."""
+        """Runs the next step, with drafts of some requests."""
         computed = [len(self.tokens[name]) - 1 for name in self._names]
         blocks: list[list[int]] = [[] for _ in self._names]
         cached = CachedRequestData(req_ids=self._names, new_block_ids=blocks, num_computed_tokens=computed)
@@ -105,7 +105,7 @@ class MarkovEngine:
 
 
 def drafts_behind(tokens: dict[str, list[int]], random: np.random.Generator) -> dict[str, list[int]]:
-    """As often likely tokens as any; for one request in eight none, for most the most."""
+    """Drafts, half of them likely and half random; one request in eight has none, most have the maximum."""
     drafts = {}
     for i, (name, known) in enumerate(tokens.items()):
         draft = [known[-1]]
@@ -118,7 +118,7 @@ def drafts_behind(tokens: dict[str, list[int]], random: np.random.Generator) -> 
 
 
 class Target:
-    """The distribution of the next token behind START and some output, as the parameters have it."""
+    """The distribution of the next token after START and some output, according to the parameters."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
@@ -142,7 +142,7 @@ class Target:
         return logits
 
     def _kept(self, logits: Numbers) -> Numbers:
-        """Temperature, min-p, top-k and top-p, in the order of V1."""
+        """Applies temperature, min-p, top-k and top-p, in the order of V1."""
         params = self._params
         p = np.exp(logits / params.temperature)
         p[p < params.min_p * p.max()] = 0
@@ -155,7 +155,7 @@ class Target:
 
 
 def samples(params: SamplingParams) -> Iterator[tuple[int, list[int], int]]:
-    """Place in its step, tokens before it, and the token itself, of everything that is said."""
+    """Yields each sampled token with its place in the step and the tokens before it."""
     random = np.random.default_rng(7)
     for seed in range(2):
         engine = MarkovEngine(params, seed)
@@ -169,8 +169,8 @@ def samples(params: SamplingParams) -> Iterator[tuple[int, list[int], int]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_distribution_is_that_of_the_model(kind: str) -> None:
-    """Chi-squared, at 5 sigma, at the first, each middle and the last place of a step with drafts, by the
-    token before it. Penalties look at drafts that were accepted, and at no other."""
+    """A chi-squared test at 5 sigma for each place of a step with drafts, given the previous token. Penalties
+    count accepted drafts only."""
     params = SamplingParams(**{"temperature": 1.0, "max_tokens": 60, "ignore_eos": True, **KINDS[kind]})
     target = Target(params)
     differences = np.zeros((NUM_DRAFTS + 1, VOCAB_SIZE, VOCAB_SIZE))
@@ -189,9 +189,9 @@ def test_the_distribution_is_that_of_the_model(kind: str) -> None:
 def chi_squared_deviation(differences: Numbers, covariances: Numbers) -> float:
     """Deviation of the statistic from its mean, in standard deviations.
 
-    differences [previous token, next token]: counts less what was expected, each draw by its own history;
-    covariances [previous token, next token, next token]: of these. Tokens expected fewer than five times
-    are left out.
+    differences [previous token, next token]: counts minus their expectation, given each draw's own history;
+    covariances [previous token, next token, next token]: of these. Tokens expected fewer than five times are
+    left out.
     """
     statistic, freedom = 0.0, 0
     for difference, covariance in zip(differences, covariances, strict=True):

@@ -25,7 +25,7 @@ TIGHT = {
     **dict.fromkeys(("qwen2-window", "gemma2", "gemma3", "gpt-oss", "llama4"), 26),
     "llama4-other-switches": 29,
 }
-"""Blocks that are too few for the requests of a test, in one block table or several."""
+"""Numbers of blocks that are too few for a test's requests, in one block table or several."""
 NUM_PROMPTS = 7
 COMMON = {"num_speculative_tokens": 5, "weigh_costs": False}
 DRAFTERS: dict[str, dict[str, Any]] = {
@@ -33,20 +33,20 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4, **COMMON},
 }
 FEW = list(range(60, 72))
-"""Tokens of which answers repeat each other."""
+"""Tokens that answers repeat often."""
 NUM_SAID = 36
-"""Tokens of a turn's answer."""
+"""The length of a turn's answer."""
 MAX_DRAFTS = 11
 """More than a block, and nearly a window, of the tests' models."""
 
 
 class DraftedEngine(SmallEngine):
-    """Drafts what is going to be said, up to some place, and something else behind it."""
+    """Drafts the known answer up to some place, and other tokens after it."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, **options)
         self.answers: dict[str, list[int]] = {}
-        """What each request is going to say."""
+        """The answer that each request will get."""
         self.num_drafts = self.num_accepted = 0
         self._random = Random(7)
 
@@ -60,7 +60,7 @@ class DraftedEngine(SmallEngine):
             self.num_accepted += stats.num_accepted_tokens
 
     def _drafts(self, request: Request) -> list[int]:
-        """Right ones up to a place, another one there, and right or wrong ones behind it."""
+        """Right drafts up to a place, a wrong one there, and right or wrong ones after it."""
         said = self.answers[request.request_id][request.num_output_tokens :]
         drafts = said[: self._random.randint(0, MAX_DRAFTS)]
         if drafts and self._random.random() < 0.6:
@@ -71,8 +71,8 @@ class DraftedEngine(SmallEngine):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STATELESS)
 def test_drafts_change_no_token(name: str, model_folders: ModelFolders) -> None:
-    """With chunked prompts, prefix hits, preemption and windows that move on: those of transformers; and a
-    next turn that hits the blocks of an answer that was drafted goes on as if nothing had been."""
+    """With chunked prompts, prefix hits, preemption and moving windows they are transformers'; a next turn
+    that hits the blocks of a drafted answer continues as without drafts."""
     folder = model_folders(name)
     reference = Reference(folder)
     engine = DraftedEngine(
@@ -105,7 +105,7 @@ def ask(
 
 
 def turns(random: Random) -> list[list[int]]:
-    """Prompts that begin alike and repeat themselves, each with changes of its own."""
+    """Prompts that begin alike and repeat themselves, each with different changes."""
     shared, text = tokens_of(random, 25), tokens_of(random, 9)
     prompts = []
     for _ in range(6):
@@ -121,7 +121,7 @@ def tokens_of(random: Random, count: int) -> list[int]:
 
 
 def said_of_few() -> SamplingParams:
-    """Greedy, of tokens that tend to repeat each other; the penalty ends loops, and so makes drafts wrong."""
+    """Greedy parameters with tokens that often repeat; the penalty ends loops, and so makes drafts wrong."""
     return SamplingParams(
         temperature=0.0,
         max_tokens=NUM_SAID,
@@ -132,7 +132,7 @@ def said_of_few() -> SamplingParams:
 
 
 def conversations(folder: Path, random: Random, **options: Any) -> list[list[int]]:
-    """What is said in two turns of each of some jobs; the second one has the first one's answer."""
+    """Answers in two turns of some jobs; the second prompt has the first one's answer."""
     params, prompts = said_of_few(), turns(random)
     with LLM(str(folder), multiprocess=False, dtype="float32", **options) as llm:
         jobs = [JobRef(f"job-{i}") for i in range(len(prompts))]
@@ -153,8 +153,7 @@ def conversations(folder: Path, random: Random, **options: Any) -> list[list[int
 def test_nor_do_those_of_drafters(
     name: str, method: str, model_folders: ModelFolders, tmp_path: Path
 ) -> None:
-    """Two turns of some jobs, in an engine set up at random: with or without tiers and async scheduling,
-    and with few blocks or many."""
+    """Two turns of some jobs run with random settings: tiers, async scheduling, and few blocks or many."""
     seed = f"{name} {method}"
     plain = conversations(model_folders(name), Random(seed), max_model_len=160, num_gpu_blocks_override=400)
     random, counts = Random(seed[::-1]), DraftCounts()
@@ -173,7 +172,7 @@ def test_nor_do_those_of_drafters(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen2-window", "gemma2", "gemma3", "gpt-oss"])
 def test_nor_do_they_through_transformers(name: str, model_folders: ModelFolders) -> None:
-    """The same of models that are served by transformers' own code."""
+    """The same holds for models that transformers' own code serves."""
     folder = model_folders(name)
     prompt = random_tokens(50, seed=5)
     answer = Reference(folder).greedy(prompt, 24)

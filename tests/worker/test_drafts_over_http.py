@@ -1,4 +1,4 @@
-"""``continuum serve --speculative-config``, as a user has it: the answers are those of a server without."""
+"""``continuum serve --speculative-config``: the answers are those of a server without drafts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMA = {
 
 
 def bodies() -> list[dict[str, Any]]:
-    """A text that repeats itself, a grammar, several samples, and a stop string."""
+    """Requests with a repetitive text, a grammar, several samples, and a stop string."""
     plain = {"prompt": [5, 6, 7, 8] * 9, "max_tokens": 40, "temperature": 0, "job_id": "job"}
     return [
         plain,
@@ -84,7 +84,7 @@ def test_a_drafter_with_weights_says_that_it_knows_no_states(model_folders: Mode
     ],
 )
 def test_what_cannot_be_served_is_said(flags: tuple[str, ...], said: str, model_folder: Path) -> None:
-    """In a sentence, before anything is served."""
+    """Unsupported options are refused in a sentence, before anything is served."""
     command = [sys.executable, "-m", "eval.cli.main", "serve", str(model_folder), "--port", "0"]
     ended = subprocess.run(
         [*command, *FLAGS, *flags], capture_output=True, text=True, timeout=100, check=False

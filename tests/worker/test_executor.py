@@ -1,4 +1,4 @@
-"""The executor as the engine core uses it: what it says of itself, and what stays the same under pressure."""
+"""The executor as the engine core uses it: its description of itself, and equal tokens under pressure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_preemption_changes_no_sampled_token(model_folders: ModelFolders) -> Non
 
 @pytest.mark.slow
 def test_info_describes_the_loaded_model(model_folders: ModelFolders) -> None:
-    """The core learns blocks, length, vocabulary and type; the length is the model's own by default."""
+    """The core gets blocks, length, vocabulary and type; the length is the model's own by default."""
     config = EngineConfig(
         model=ModelConfig(model=str(model_folders("qwen3")), dtype="bfloat16"),
         cache=CacheConfig(num_gpu_blocks_override=300),
@@ -59,7 +59,7 @@ def test_the_class_is_a_picklable_factory() -> None:
 
 
 def test_an_empty_plan_is_a_step_too(model_folders: ModelFolders) -> None:
-    """A plan that only tells who has finished runs nothing and samples nothing."""
+    """A plan that only names finished requests runs nothing and samples nothing."""
     engine = SmallEngine(model_folders("llama"))
     engine.add("a", random_tokens(5, seed=1))
     engine.step()
@@ -73,7 +73,7 @@ def kv_config(folder: object, cache: CacheConfig, max_model_len: int | None = 25
 
 
 def test_kv_memory_in_bytes_sets_the_number_of_blocks(model_folders: ModelFolders) -> None:
-    """``kv_cache_memory_bytes`` buys as many blocks as fit; the override has the last word."""
+    """``kv_cache_memory_bytes`` holds as many blocks as fit; the override wins."""
     folder = model_folders("qwen2")
     # 2 layers x (K, V) x 2 heads x 16 dims x 4 bytes x 16 tokens
     bytes_per_block = 2 * 2 * 2 * 16 * 4 * 16
@@ -106,7 +106,7 @@ def test_pool_beyond_memory_names_both_sizes(model_folders: ModelFolders) -> Non
 
 
 def test_length_beyond_the_model_names_its_limit(model_folders: ModelFolders) -> None:
-    """``max_model_len`` above what the model can do is a configuration error."""
+    """``max_model_len`` above the model's limit is a configuration error."""
     config = kv_config(model_folders("qwen2"), CacheConfig(), max_model_len=4097)
     with pytest.raises(ConfigError, match="maximum context length is 4096"):
         UniProcExecutor(config)

@@ -17,8 +17,8 @@ SCARCE = {
     "llama4-other-switches": (34, 24),
     **dict.fromkeys(("qwen2-window", "gemma2", "gemma3", "gpt-oss"), (32, 24)),
 }
-"""Blocks that are too few for the requests of a test, and a token budget by which some are preempted: with a
-window they need fewer blocks, with two block tables more."""
+"""Numbers of blocks that are too few for a test's requests, and token budgets that lead to preemption: with a
+window fewer blocks are needed, with two block tables more."""
 PROMPT_LENGTHS = (1, 5, 8, 17, 43, 64)
 
 
@@ -33,7 +33,7 @@ def greedy(max_tokens: int) -> SamplingParams:
 
 @pytest.mark.slow
 def test_one_request_alone(folder: Path) -> None:
-    """A request that has the engine to itself gives the tokens of transformers."""
+    """A request alone in the engine gets the tokens of transformers."""
     engine, reference = SmallEngine(folder), Reference(folder)
     for length in PROMPT_LENGTHS:
         prompt = random_tokens(length, seed=length)
@@ -87,7 +87,7 @@ def test_native_and_transformers_agree(model_folders: ModelFolders) -> None:
 
 
 def test_an_aborted_request_leaves_the_others_alone(model_folders: ModelFolders) -> None:
-    """A request that goes away in the middle changes nothing for the rest, and its id can be used again."""
+    """An abort in the middle changes nothing for the others, and its id can be used again."""
     folder = model_folders("qwen3")
     engine, reference = SmallEngine(folder, num_blocks=20, max_num_seqs=2), Reference(folder)
     prompts = [random_tokens(20, seed=20 + i) for i in range(3)]

@@ -1,4 +1,4 @@
-"""Of every family: one engine computes a prompt, the other fetches its KV and gives the same tokens."""
+"""For every family, one engine computes a prompt, the other fetches its KV and gives the same tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTHS = (100, 112, 145)
 OF_EACH_KIND = ("llama", "gpt-oss", "deepseek-v3", "granite4")
 """Plain, with windows, with latents, with states."""
 ONLY_WINDOWS = ("mistral-window", "mixtral-window")
-"""Models that have freed, at the end of a full block, what a shorter prefix would need."""
+"""Models that at the end of a full block have freed the KV that a shorter prefix would need."""
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""Attention over latents against its definition in fp64, and what latents take in the KV cache."""
+"""Attention over latents against its definition in fp64, and the size of latents in the KV cache."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def latent_case(
     block_size: int = 8,
     seed: int = 0,
 ) -> AttentionCase:
-    """A case whose pool holds latents; what is in no sequence is NaN."""
+    """A case whose pool holds latents, and NaN outside of sequences."""
     case = make_case(
         num_kv_heads=1,
         dtype=dtype,
@@ -69,7 +69,7 @@ def latent_case(
 def latent_output(
     case: AttentionCase, backend: Callable[[torch.Tensor], AttentionBackend], value_size: int = VALUE_SIZE
 ) -> torch.Tensor:
-    """What a backend over the case's pool computes, in fp64."""
+    """The output of a backend over the case's pool, in fp64."""
     attention = backend(case.pool)
     attention.begin_step(case.batch)
     scale = case.query.shape[-1] ** -0.5
@@ -87,7 +87,7 @@ def latent_reference(case: AttentionCase, value_size: int = VALUE_SIZE) -> torch
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("num_heads", [1, 6, 40])
 def test_values_are_the_first_numbers_of_latents(name: str, num_heads: int) -> None:
-    """For decodes, fresh prompts and chunks behind a context, with NaN wherever nobody wrote."""
+    """Decodes, fresh prompts and chunks after a context are right, with NaN in all unwritten memory."""
     backend, dtype = BACKENDS[name]
     case = latent_case(dtype, LONG, num_heads=num_heads)
     error = (latent_output(case, backend) - latent_reference(case)).abs().max()
@@ -95,7 +95,7 @@ def test_values_are_the_first_numbers_of_latents(name: str, num_heads: int) -> N
 
 
 def test_what_is_written_is_the_latent() -> None:
-    """At the slots of the step's tokens, of one layer only."""
+    """A latent is written at the slots of the step's tokens, for one layer only."""
     case = latent_case(torch.float32)
     before = case.pool.clone()
     latent_output(case, TorchPagedAttention)
@@ -107,7 +107,7 @@ def test_what_is_written_is_the_latent() -> None:
 
 
 def test_a_latent_is_one_vector_of_a_block() -> None:
-    """DeepSeek-V3's: 576 numbers a token and layer, where keys and values of 128 heads would be 40,960."""
+    """DeepSeek-V3's has 576 numbers a token and layer; keys and values of 128 heads would have 40,960."""
     layers = one_group(61)
     latents = KvCacheSpec(layers, 1, 512 + 64, torch.bfloat16, block_size=16, num_vectors=1)
     assert latents.bytes_per_block == 61 * 576 * 2 * 16
@@ -119,7 +119,7 @@ def test_a_latent_is_one_vector_of_a_block() -> None:
 
 
 def test_a_pool_of_so_many_bytes_holds_that_many_latents(model_folders: ModelFolders) -> None:
-    """``kv_cache_memory_bytes`` is obeyed to the byte; a third of what keys and values of four heads take."""
+    """``kv_cache_memory_bytes`` is used to the byte; latents take a third of KV of four heads."""
     per_block = 4 * 64 * 4 * 16
     """Layers, numbers of a latent, bytes and tokens."""
     info = UniProcExecutor(
@@ -137,8 +137,8 @@ def test_a_pool_of_so_many_bytes_holds_that_many_latents(model_folders: ModelFol
 
 @pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3-halves"])
 def test_in_bf16_the_best_tokens_are_as_probable(name: str, model_folders: ModelFolders) -> None:
-    """As transformers finds them in fp32, but for the rounding of the type: in a prompt of two chunks and in
-    decodes, by compiled code where there is any."""
+    """Up to rounding they are as probable as with transformers in fp32: in a prompt of two chunks and in
+    decodes, by compiled code where possible."""
     folder = model_folders(name)
     prompt = random_tokens(40, seed=2)
     engine = SmallEngine(folder, dtype="bfloat16", max_num_batched_tokens=32)

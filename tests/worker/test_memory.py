@@ -1,4 +1,4 @@
-"""Memory that is made ready in the background is nobody's but its holder's."""
+"""Memory that is populated in the background belongs only to its holder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif(not STATM.exists(), reason="the kernel does not tell")
 def test_a_pool_goes_with_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also before it was made ready."""
+    """A pool is freed with its holder, also before it was populated."""
     others = set(threading.enumerate())
     monkeypatch.setattr(memory, "BACKGROUND_DELAY_S", 3600.0)
     pool = memory.zeros_on_host((2**28,), torch.uint8)
@@ -47,6 +47,6 @@ def test_a_pool_goes_with_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 def test_a_program_may_end_while_pools_are_made_ready() -> None:
-    """As one does that has used an ``LLM`` for a moment; did its threads free tensors, it could abort."""
+    """A program that used an ``LLM`` for a moment may; if its threads freed tensors, it could abort."""
     done = subprocess.run([sys.executable, "-c", POOLS_LET_GO], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""A library reads blocks of a lease where they are; what it read of one that has ended is not used."""
+"""A library reads the blocks of a lease in place; what it read of an ended lease is not used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEASE = NewKVLease("lease", dict(zip(NAMES, (7, 2, 5), strict=True)))
 
 
 class Watched:
-    """A PeerMemory, and what happens when a read is done."""
+    """A PeerMemory that calls a function after each read."""
 
     def __init__(self, memory: PeerMemory, when_read: Callable[[], None]) -> None:
         self._memory = memory

@@ -1,5 +1,5 @@
-"""Architectures whose attention is not plainly causal are refused in a sentence; windows and ropes are those
-that transformers itself computes with."""
+"""Architectures with non-causal attention are refused in a sentence; windows and ropes are those that
+transformers itself computes with."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
 
 
 def saved(folder: Path, model_type: str, **fields: Any) -> PreTrainedModel:
-    """A small model with random weights, kept in the folder."""
+    """Saves a small model with random weights in the folder, and returns it."""
     config = AutoConfig.for_model(model_type, **(SMALL | fields))
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
@@ -52,7 +52,7 @@ def saved(folder: Path, model_type: str, **fields: Any) -> PreTrainedModel:
 
 
 def greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
-    """Each token from a run over all before it."""
+    """Computes each token by a run over all earlier ones."""
     tokens = list(prompt)
     with torch.no_grad():
         for _ in range(count):
@@ -71,7 +71,7 @@ def greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
 def test_attention_that_is_not_plainly_causal_is_refused(
     model_type: str, fields: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    """Masks and arguments that are not known are refused, whatever their names."""
+    """Unknown masks and arguments are refused, whatever their names."""
     AutoConfig.for_model(model_type, **(SMALL | fields)).save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match=reason) as caught:
         load_model(ModelConfig(model=str(tmp_path), load_format="dummy", max_model_len=64))
@@ -81,7 +81,7 @@ def test_attention_that_is_not_plainly_causal_is_refused(
 def test_arguments_of_attention_that_are_not_known_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By name: they may change what it computes."""
+    """An unknown argument is refused by name, because it may change the result."""
     monkeypatch.setattr(transformers_model, "_WITHOUT_BEARING", frozenset({"dropout"}))
     AutoConfig.for_model("olmo3", **(SMALL | {"sliding_window": 9})).save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match="its attention uses sliding_window"):
@@ -106,8 +106,8 @@ def test_arguments_of_attention_that_are_not_known_are_refused(
 def test_windows_are_those_of_the_architecture(
     model_type: str, fields: dict[str, Any], windows: list[int | None], tmp_path: Path
 ) -> None:
-    """Not those of the config alone, of which some make no use. The tokens are transformers', also where
-    scores are capped or there are sinks."""
+    """Windows are not those of the config, which some architectures ignore. The tokens are transformers',
+    also with soft caps or sinks."""
     model = saved(tmp_path, model_type, **fields)
     loaded = load_model(ModelConfig(model=str(tmp_path), model_impl="transformers")).model
     assert isinstance(loaded, TransformersModel)
@@ -130,7 +130,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
 
 @pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
 def test_a_rope_of_some_layers_is_checked_like_one_of_all(kind: str, tmp_path: Path) -> None:
-    """One that changes with the length is served up to its original length, and says whose it is."""
+    """A rope that changes with the length is served up to its original length; the error names its layers."""
     ropes = {"full_attention": PLAIN, "sliding_attention": PLAIN} | {kind: LONG}
     model = saved(tmp_path, "olmo3", sliding_window=9, num_hidden_layers=4, rope_parameters=ropes)
     with pytest.raises(ModelLoadError, match=f"'longrope' of its {kind} layers .* at most 64"):
@@ -140,7 +140,7 @@ def test_a_rope_of_some_layers_is_checked_like_one_of_all(kind: str, tmp_path: P
 
 
 def test_a_stretched_rope_of_some_layers_gives_its_length(tmp_path: Path) -> None:
-    """As one of all layers does."""
+    """The stretched rope of some layers gives the model's length, like one of all layers."""
     ropes = {"full_attention": YARN | {"factor": 8.0}, "sliding_attention": PLAIN}
     saved(tmp_path, "olmo3", sliding_window=9, num_hidden_layers=4, rope_parameters=ropes)
     assert load_model(ModelConfig(model=str(tmp_path))).max_model_len == 512
@@ -159,7 +159,7 @@ def test_a_stretched_rope_of_some_layers_gives_its_length(tmp_path: Path) -> Non
 def test_fields_that_a_familys_code_does_not_read_count_for_nothing(
     model_type: str, fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    """They may have come from another family: our own decoder leaves out what transformers does."""
+    """Fields of another family are ignored: our own decoder leaves out what transformers does."""
     model = saved(tmp_path, model_type, **fields)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))

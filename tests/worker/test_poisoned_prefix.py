@@ -1,4 +1,4 @@
-"""What a request leaves behind whose logits were no numbers: nothing that anybody finds."""
+"""KV of a request whose logits were NaN is never found."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def windowed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model that frees the blocks of its windows while it runs."""
+    """A folder of a model that frees the blocks of its windows while it runs."""
     path = tmp_path_factory.mktemp("models")
     window = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
     sound = make_model_folder(
@@ -47,8 +47,8 @@ def windowed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("where", ["the pool", "torch", "steps in one call", "planned ahead"])
 def test_nobody_reads_it_in_a_block_that_a_window_left(where: str, windowed_folder: Path) -> None:
-    """Requests that run beside a poisoned one, and after it, over a pool so small that blocks that windows
-    have left change hands, get the answers that they get alone."""
+    """Requests that run with a poisoned one, and after it, get the same answers as alone, with a pool so
+    small that blocks that windows have left are reused."""
     prompts = [random_tokens(90 + 9 * i, seed=30 + i, vocab_size=400) for i in range(4)]
     poisoned = [
         *random_tokens(100, seed=4, vocab_size=400),
@@ -72,8 +72,8 @@ def test_nobody_reads_it_in_a_block_that_a_window_left(where: str, windowed_fold
 
 @pytest.mark.parametrize("where", TIERS)
 def test_nobody_finds_what_it_computed(where: str, folder: Path, tmp_path: Path) -> None:
-    """A prompt that goes on otherwise gets its answer, although tokens before the poison were computed beside
-    it, or were found and computed beside it by another one; wherever copies of them may be."""
+    """A prompt with another end gets its own answer, although the tokens before the poison were computed with
+    it, or were found and computed with it by another request; wherever their copies are."""
     options = dict(TIERS[where])
     if "num_disk_blocks_override" in options:
         options |= {"kv_offloading_disk_path": str(tmp_path), "kv_offloading_disk_min_tokens": 1}
@@ -91,12 +91,12 @@ def test_nobody_finds_what_it_computed(where: str, folder: Path, tmp_path: Path)
         assert llm.reset_prefix_cache()
         for tokens in ([], [5] * 20):
             assert ask([*prefix, POISON, *tokens]) == [([], NOT_NUMBERS)]
-            ask(others)  # for which others have to leave a small pool
+            ask(others)  # their KV displaces the prefix from a small pool
             assert ask([*prefix, 9]) == sound
 
 
 def test_a_replay_forgets_it_too(folder: Path, tmp_path: Path) -> None:
-    """The decisions of the trace are made again, prefix hits among them."""
+    """The replay makes the same decisions, prefix hits among them."""
     trace, prefix = tmp_path / "trace.jsonl", random_tokens(64, seed=3, vocab_size=400)
     with LLM(str(folder), multiprocess=False, num_gpu_blocks_override=300, trace_path=str(trace)) as llm:
         cached = [

@@ -53,7 +53,7 @@ def check(model: Any, output: RequestOutput) -> None:
     ids=["chunks", "two ranks", "short of blocks", "drafts"],
 )
 def test_they_are_those_of_transformers(folder: Path, options: dict[str, Any]) -> None:
-    """Beside requests that ask for none, and twice: what was computed is not taken from the cache."""
+    """They are right next to requests without them, and in a second run: nothing comes from the cache."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     plain = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
     with LLM(folder, device="cpu", **{"num_gpu_blocks_override": 70, "max_model_len": 512, **options}) as llm:

@@ -1,4 +1,4 @@
-"""The whole engine under random loads, set up at random: every answer is that of its prompt alone."""
+"""The whole engine under random loads, with random settings: every answer is that of its prompt alone."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NUM_TURNS = 40
 
 
 class Oracles(Protocol):
-    """The answers of a model of a type and a rounding, made once per module."""
+    """Returns the oracle of a model with these options, made once per module."""
 
     def __call__(self, **options: Any) -> Oracle: ...
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of sizes that all kernels take."""
+    """A model of sizes that all kernels support."""
     return make_model_folder(
         tmp_path_factory.mktemp("model"), "qwen3", dtype="bfloat16", hidden_size=128, num_heads=4
     )
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def windowed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with two layers of full attention and three that have a window: three block tables."""
+    """The same with two layers of full attention and three with a window: three block tables."""
     window = {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 2}
     return make_model_folder(
         tmp_path_factory.mktemp("model"),
@@ -92,7 +92,7 @@ DRAFTS: tuple[dict[str, Any] | None, ...] = (
 def draw_options(
     random: Random, block_size: int, longest: int, disk: Path, num_groups: int = 1
 ) -> dict[str, Any]:
-    """How the engine is set up, but for its model: with room for the longest request at least."""
+    """The engine's settings, except the model, with enough blocks for the longest request."""
     choose = random.choice
     num_blocks = num_groups * -(-longest // block_size) + 2
     options: dict[str, Any] = {
@@ -154,8 +154,8 @@ SPARSE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", SPARSE)
 @pytest.mark.parametrize("seed", range(4))
 def test_mixtures_of_experts_too(family: str, seed: int, tmp_path: Path) -> None:
-    """The same of models whose tokens go to experts of their own, in fp32, where none is chosen by a rounding
-    error; planned ahead for every other seed."""
+    """The same holds for mixtures of experts, in fp32, where no rounding error chooses an expert; with async
+    scheduling for every other seed."""
     random = Random(100 + seed)
     folder = make_model_folder(tmp_path / "model", family, num_layers=3, extra_config=SPARSE[family])
     block_size = random.choice((4, 8, 16))
@@ -174,8 +174,8 @@ def test_mixtures_of_experts_too(family: str, seed: int, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["qwen3-next", "granite4"])
 @pytest.mark.parametrize("seed", range(4))
 def test_models_with_states_too(name: str, seed: int, model_folders: ModelFolders, tmp_path: Path) -> None:
-    """The same where a prefix is found only behind a state that was kept: with slots for a single request or
-    for many, and blocks for few requests or for all."""
+    """The same holds where a prefix hit needs a kept state: with slots for a single request or for many, and
+    blocks for few requests or for all."""
     random = Random(200 + seed)
     folder = model_folders(name)
     block_size = random.choice((4, 8, 16))
@@ -197,9 +197,9 @@ def test_models_with_states_too(name: str, seed: int, model_folders: ModelFolder
 def test_every_answer_is_that_of_its_prompt_alone(
     seed: int, folder: Path, oracles: Oracles, tmp_path: Path
 ) -> None:
-    """Twins in one step, prompts that begin as others do up to the border of a block or a token beside it,
-    turns that follow, and clients that go away: under any policy, in one tier or three, planned ahead or not,
-    with prompts in one step, cut to a token or, in compiled steps, cut over several passes."""
+    """Duplicates in one step, prompts that share others' prefixes up to a block boundary or a token next to
+    it, later turns, and clients that leave: with any policy, in one tier or three, with or without async
+    scheduling, with prompts in one step, in chunks or, in compiled steps, over several passes."""
     random = Random(seed)
     numbers = NUMBERS[seed % len(NUMBERS)]
     oracle = oracles(**numbers)
@@ -217,7 +217,7 @@ def test_every_answer_is_that_of_its_prompt_alone(
 def test_so_is_every_answer_of_a_model_with_windows(
     seed: int, windowed_folder: Path, windowed_oracles: Oracles, tmp_path: Path
 ) -> None:
-    """Though blocks that a window has left are another request's, or come back from a second tier."""
+    """Blocks that a window has left may be another request's, or be loaded from a second tier."""
     random = Random(100 + seed)
     numbers = NUMBERS[seed % 2]
     oracle = windowed_oracles(**numbers)

@@ -50,12 +50,12 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 
 def in_order(experts: ExpertArray) -> ExpertArray:
-    """Each token's experts by number: their order is that of ``topk``, which a router may leave open."""
+    """Each token's experts by number: their order is that of ``topk``, which a router may not define."""
     return np.sort(experts, axis=-1)
 
 
 def check(output: RequestOutput, folder: Path) -> None:
-    """The output's experts are those of transformers for prompt and answer but for the last token."""
+    """Asserts that the output's experts are transformers' for prompt and answer, without the last token."""
     answer = output.outputs[0]
     assert answer.routed_experts is not None
     told = Reference(folder).routed_experts(output.prompt_token_ids + answer.token_ids)
@@ -64,14 +64,14 @@ def check(output: RequestOutput, folder: Path) -> None:
 
 
 def test_experts_are_those_of_transformers(llm: LLM, folder: Path) -> None:
-    """A batch of prompts of several lengths; no two layers' choices can be mixed up unnoticed."""
+    """The batch has prompts of several lengths; a mix-up of two layers would be noticed."""
     prompts = [random_tokens(length, seed=length) for length in (1, 8, 43)]
     for output in llm.generate(prompts, GREEDY, use_tqdm=False):
         check(output, folder)
 
 
 def test_cached_and_preempted_tokens_have_their_experts(model_folders: ModelFolders) -> None:
-    """Those of a prefix that another request has computed; a pool too small for all changes none."""
+    """Tokens of a prefix that another request computed have theirs; preemption changes none."""
     folder = model_folders("qwen3-moe")
     shared = random_tokens(27, seed=1)
     prompts = [shared[: 9 * (i % 4)] + random_tokens(7 + 5 * i, seed=10 + i) for i in range(7)]
@@ -93,7 +93,7 @@ def test_async_steps_return_the_same(model_folders: ModelFolders) -> None:
 
 
 def test_answers_that_share_a_prompt_and_stop_strings(model_folders: ModelFolders) -> None:
-    """Each of n answers has its own; what is sampled behind a stop string is in none."""
+    """Each of n answers has its own; tokens after a stop string have none."""
     folder = model_folders("mixtral")
     with open_llm(folder, async_scheduling=True) as llm:
         prompt = random_tokens(20, seed=2)
@@ -112,7 +112,7 @@ def test_answers_that_share_a_prompt_and_stop_strings(model_folders: ModelFolder
 
 @pytest.mark.parametrize("start", [1, 13, 20])
 def test_a_prompt_that_is_known_can_be_left_out(model_folders: ModelFolders, start: int) -> None:
-    """Its first tokens have no rows; all others have those that they would have had."""
+    """The first tokens of the prompt have no rows; all others have the same as without the option."""
     prompt = random_tokens(20, seed=8)
     with open_llm(model_folders("mixtral")) as llm:
         params = [msgspec.structs.replace(GREEDY, routed_experts_prompt_start=n) for n in (0, start)]
@@ -129,7 +129,7 @@ def test_a_prompt_that_is_known_can_be_left_out(model_folders: ModelFolders, sta
 @pytest.mark.slow
 @pytest.mark.parametrize("by_rank", [False, True], ids=["tensor-parallel", "expert-parallel"])
 def test_ranks_return_what_one_does(model_folders: ModelFolders, by_rank: bool) -> None:
-    """The first rank tells the experts of all ranks by their numbers in the model."""
+    """The first rank returns the experts of all ranks by their numbers in the model."""
     for name in ("qwen3-moe", "glm4-moe"):
         folder = model_folders(name)
         with open_llm(folder, tensor_parallel_size=2, enable_expert_parallel=by_rank) as llm:
@@ -140,8 +140,7 @@ def test_ranks_return_what_one_does(model_folders: ModelFolders, by_rank: bool) 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_compiled_steps(), reason="this CPU does not multiply pairs of bf16")
 def test_packed_experts_tell_the_experts_that_they_compute(tmp_path: Path) -> None:
-    """In bf16, where steps are else one compiled call: the routers run layer by layer, and every token has
-    different experts."""
+    """In bf16, where steps are otherwise one compiled call, routers run layer by layer."""
     fields = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
     folder = make_model_folder(
         tmp_path / "bf16", "qwen3_moe", hidden_size=128, head_dim=64, dtype="bfloat16", extra_config=fields
@@ -158,7 +157,7 @@ def test_packed_experts_tell_the_experts_that_they_compute(tmp_path: Path) -> No
 
 
 def test_without_the_flag_routers_are_as_they_were(model_folders: ModelFolders) -> None:
-    """No recorder stands around a router, and outputs tell nothing."""
+    """No router has a recorder, and outputs have no experts."""
     folder = model_folders("qwen3-moe")
     with open_llm(folder, enable_return_routed_experts=False) as llm:
         (output,) = llm.generate([random_tokens(9, seed=5)], GREEDY, use_tqdm=False)
@@ -191,7 +190,7 @@ def test_what_it_cannot_be_had_for_names_the_flag(
 
 
 def test_windows_of_all_layers_need_one_block_table(model_folders: ModelFolders) -> None:
-    """What the message says works."""
+    """The option that the error recommends works."""
     folder = model_folders("mixtral-window")
     with open_llm(folder, disable_hybrid_kv_cache_manager=True) as llm:
         (output,) = llm.generate([random_tokens(40, seed=7)], GREEDY, use_tqdm=False)
@@ -199,7 +198,7 @@ def test_windows_of_all_layers_need_one_block_table(model_folders: ModelFolders)
 
 
 def test_memory_for_experts_is_part_of_the_pool(model_folders: ModelFolders) -> None:
-    """A pool of so many bytes has fewer blocks with the flag: by 3 experts of 4 layers in a byte each."""
+    """With the flag a pool of equal bytes has fewer blocks: by 3 experts of 4 layers in a byte each."""
     folder = model_folders("qwen3-moe")
     kv_bytes, num_bytes = 2 * 4 * 2 * 24 * 4, 4 << 20
     for flag, per_token in ((False, kv_bytes), (True, kv_bytes + 12)):
@@ -210,7 +209,7 @@ def test_memory_for_experts_is_part_of_the_pool(model_folders: ModelFolders) -> 
 
 @pytest.mark.parametrize(("num_experts", "dtype"), [(256, "uint8"), (257, "uint16")])
 def test_numbers_of_experts_survive_the_message(num_experts: int, dtype: str) -> None:
-    """The highest number, too, in the smallest type that holds it."""
+    """The highest number is kept in the smallest type that holds it."""
     spec = RoutedExpertsSpec(num_layers=3, experts_per_token=2, num_experts=num_experts)
     experts = spec.empty(5)
     experts[4, 2] = (num_experts - 1, 1)

@@ -1,5 +1,5 @@
-"""Requests that read KV which others compute in the very same step: each answer is that of its prompt alone,
-and so is that of whoever finds the KV later."""
+"""Requests that read KV which others compute in the same step: each answer is that of its prompt alone, and
+so are answers of later requests that hit the KV."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 class Engine:
-    """An LLM, and the answers that it has to give."""
+    """An LLM, and the right answers."""
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
         self.llm = LLM(
@@ -56,7 +56,7 @@ class Engine:
                 assert alone.agrees(answer.token_ids), (len(prompt), answer.token_ids, alone)
 
     def finish(self) -> None:
-        """All that was asked has its right answer."""
+        """Runs all requests; asserts that each answer is right."""
         while self._engine.has_unfinished_requests():
             self.step()
 
@@ -84,8 +84,7 @@ def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("length", [2 * BLOCK_SIZE - 1, 2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 1])
 def test_twins(engine: Engine, length: int) -> None:
-    """Three equal prompts, and three answers to one, that end where a block does or beside that; and what
-    finds their blocks afterwards."""
+    """Equal prompts, and answers to one prompt, end at a block boundary or next to it; later ones hit."""
     first, second = random_tokens(length, seed=length), random_tokens(length, seed=100 + length)
     engine.add(first, first, first)
     engine.add(second, n=3)
@@ -95,8 +94,8 @@ def test_twins(engine: Engine, length: int) -> None:
 
 
 def test_who_reads_may_be_shorter_than_who_computes(engine: Engine) -> None:
-    """Prompts that leave a long one early, by one token and by several, so far within it that more tokens lie
-    between than pass through a layer together; and who reads what those compute."""
+    """Prompts leave a long one early, by one token and by several, with more tokens in between than pass
+    through a layer at once; others read what those compute."""
     long = random_tokens(1200, seed=3)
     early, late = long[: 38 * BLOCK_SIZE], long[: 70 * BLOCK_SIZE]
     branch = late + random_tokens(BLOCK_SIZE, seed=4)
@@ -108,8 +107,8 @@ def test_who_reads_may_be_shorter_than_who_computes(engine: Engine) -> None:
 
 
 def test_a_prompt_reads_what_a_decode_computes(engine: Engine) -> None:
-    """The token that a running request computes next fills a block, and a new prompt goes on behind it, by
-    one token and by several, while another prompt is computed."""
+    """The next token of a running request fills a block, and new prompts continue it, by one token and by
+    several, while another prompt is computed."""
     prompt = random_tokens(2 * BLOCK_SIZE - 1, seed=6)
     token = engine.first_token(prompt)
     engine.add(prompt)

@@ -27,7 +27,7 @@ Warper = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def greedy_token(params: SamplingParams, output: list[int] | None = None) -> int:
-    """What one request alone gets for LOGITS after some output."""
+    """The token of one request alone for LOGITS after some output."""
     row = Row(params, LOGITS.clone(), output=output or [])
     return int(sample_rows([row]).token_ids[0])
 
@@ -43,7 +43,7 @@ def greedy_token(params: SamplingParams, output: list[int] | None = None) -> int
 def test_the_greedy_choice_is_the_first_of_the_best(
     dtype: torch.dtype, vocab_size: int, num_rows: int, shift: float, seed: int
 ) -> None:
-    """Of few logits and of many, in any number of parts, above 0 and below, with many that are equal."""
+    """The first of the best is chosen of few or many logits, in any number of parts, any sign, with ties."""
     random = np.random.default_rng(seed)
     numbers = random.integers(-8, 9, (num_rows, vocab_size)) / 2
     numbers[random.random(numbers.shape) < 1e-5] += 4.0
@@ -56,7 +56,7 @@ def test_the_greedy_choice_is_the_first_of_the_best(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("vocab_size", [100, 2**19 + 5])
 def test_logits_that_are_no_numbers_fail_their_row(dtype: torch.dtype, vocab_size: int) -> None:
-    """NaN of either sign, anywhere, and infinity; what is impossible (-inf) is none, unless it is all."""
+    """NaN of either sign, anywhere, and infinity fail; -inf means impossible, and fails if all are."""
     logits = torch.full((7, vocab_size), 1.0, dtype=dtype)
     logits[:, 7] = 2.0
     logits[1, 50], logits[2, 60] = torch.nan, -torch.nan
@@ -191,7 +191,7 @@ def test_logprobs_are_of_the_raw_logits(count: int) -> None:
 
 
 def test_logprobs_of_a_replayed_token() -> None:
-    """A forced token comes with the model's own opinion of it."""
+    """A forced token has the model's own log-probability."""
     params = SamplingParams(temperature=0.0, replay_token_ids=[BEST[3]], logprobs=1)
     entry = sample_rows([Row(params, LOGITS.clone())]).logprobs[0]
     assert entry.token_ids == [BEST[3], BEST[0]]
@@ -216,7 +216,7 @@ ALL_KINDS = (
 
 
 def test_a_mixed_batch_gives_each_request_the_same_as_alone() -> None:
-    """No request's choice depends on the company it is in."""
+    """No request's choice depends on others in the batch."""
     rows = [
         Row(params, random_logits(i), prompt=[i, i + 1], output=list(range(i % 5)))
         for i, params in enumerate(ALL_KINDS)
@@ -257,6 +257,6 @@ def test_seeded_draws_are_uniform() -> None:
 
 
 def test_everything_masked_still_gives_a_token() -> None:
-    """Constraints that leave no token at all end in some token, not in a crash of the step."""
+    """Constraints that leave no token end in some token, not in a crash of the step."""
     params = SamplingParams(allowed_token_ids=[4], bad_words_token_ids=[[4]])
     assert 0 <= sample_rows([Row(params, LOGITS.clone())]).token_ids[0] < VOCAB_SIZE

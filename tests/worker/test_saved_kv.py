@@ -1,4 +1,4 @@
-"""KV that engines keep in a folder: another engine, or the next start, reads it and gives the same tokens."""
+"""KV that engines save in a folder: another engine, or the next start, reads it and gives the same tokens."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def engine(
 
 
 def generate(llm: LLM, prompt: list[int], params: SamplingParams = ANSWER) -> tuple[list[int], int]:
-    """The answer, and how many tokens of the prompt were not computed."""
+    """The answer, and the number of prompt tokens that were not computed."""
     (output,) = llm.generate([prompt], params, use_tqdm=False)
     return list(output.outputs[0].token_ids), output.num_cached_tokens or 0
 
 
 def files_in(shared: Path) -> list[Path]:
-    """The blocks, the oldest first."""
+    """Files of blocks, the oldest first."""
     found = [path for path in shared.glob("*/rank*/*/*") if path.is_file()]
     return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
@@ -57,7 +57,7 @@ def files_in(shared: Path) -> list[Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODEL_NAMES if name not in WITH_STATES])
 def test_another_engine_reads_it(name: str, model_folders: ModelFolders, tmp_path: Path) -> None:
-    """All full blocks of the prompts, and those of the answers for the turns that follow."""
+    """Another engine reads all full blocks of the prompts, and of the answers for later turns."""
     folder = model_folders(name)
     reference = Reference(folder)
     prompts = [random_tokens(length, seed=length) for length in LENGTHS]
@@ -85,7 +85,7 @@ def test_states_are_refused(model_folders: ModelFolders, tmp_path: Path) -> None
 
 
 def test_damaged_and_missing_blocks_are_computed(model_folders: ModelFolders, tmp_path: Path) -> None:
-    """Whatever is wrong with a file, the tokens are right, and the next engine finds it whole."""
+    """Whatever is wrong with a file, the tokens are right, and the next engine finds it repaired."""
     folder = model_folders("llama")
     prompt = random_tokens(145, seed=1)
     expected = Reference(folder).greedy(prompt, 20)
@@ -126,7 +126,7 @@ def test_a_request_may_fail_rather_than_be_computed(model_folders: ModelFolders,
 
 
 def test_the_folder_keeps_to_its_limit(model_folders: ModelFolders, tmp_path: Path) -> None:
-    """What was used last is kept."""
+    """The last used blocks stay."""
     folder = model_folders("llama")
     prompts = [random_tokens(145, seed=seed) for seed in range(12)]
     with engine(folder, tmp_path) as llm:
@@ -142,7 +142,7 @@ def test_the_folder_keeps_to_its_limit(model_folders: ModelFolders, tmp_path: Pa
 
 
 def test_a_crowd_in_a_small_pool(model_folders: ModelFolders, tmp_path: Path) -> None:
-    """Requests are preempted, blocks are handed on while they are saved and read: the tokens stay right."""
+    """With preemption, and blocks that are reused while they are saved and read, tokens stay right."""
     folder = model_folders("llama")
     reference = Reference(folder)
     shared_start = random_tokens(64, seed=5)

@@ -1,4 +1,4 @@
-"""Layers that differ in what they see have block tables of their own, and compute what they did before."""
+"""Layers with different windows or chunks have separate block tables, and compute the same as before."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def greedy(max_tokens: int) -> SamplingParams:
 
 
 def run_all(engine: HandPlans, num_outputs: int = NUM_OUTPUTS) -> dict[str, list[int]]:
-    """Chunks of prompts beside decodes; one request joins late, one ends early."""
+    """Runs chunks of prompts with decodes; one request joins late, one ends early."""
     outputs = {}
     engine.add("a", PROMPTS["a"])
     engine.add("b", PROMPTS["b"])
@@ -97,8 +97,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["auto", "torch"])
 def test_tokens_are_those_of_transformers(model: tuple[str, Path], attention: str) -> None:
-    """In chunks and in batches, though blocks that a window has left behind are another request's, or hold
-    NaN."""
+    """Tokens are right in chunks and batches, although blocks that a window left are reused, or NaN."""
     name, folder = model
     engine = HandPlans(folder, groups_by_window, attention=attention)
     assert len(engine.groups) == NUM_GROUPS[name]
@@ -113,7 +112,7 @@ def test_tokens_are_those_of_transformers(model: tuple[str, Path], attention: st
 def test_compiled_steps_give_the_same_tokens_over_one_block_table(
     max_window_layers: int, num_groups: int, tmp_path: Path
 ) -> None:
-    """Not one bit depends on where the KV is."""
+    """No bit depends on where the KV is."""
     window = {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": max_window_layers}
     folder = make_model_folder(
         tmp_path, "qwen2", num_layers=5, hidden_size=128, dtype="bfloat16", extra_config=window
@@ -126,8 +125,7 @@ def test_compiled_steps_give_the_same_tokens_over_one_block_table(
 
 
 def with_chunks(monkeypatch: pytest.MonkeyPatch, *chunks: int | None) -> None:
-    """Give each layer of Qwen2 a chunk, to try what knows only layers like Llama's and is to attend to
-    chunks."""
+    """Gives each layer of Qwen2 a chunk, to test chunks in code that supports only layers like Llama's."""
     plain = table.decoder_shape
 
     def shape_of(config: Any) -> DecoderShape:
@@ -139,7 +137,7 @@ def with_chunks(monkeypatch: pytest.MonkeyPatch, *chunks: int | None) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not has_compiled_steps(), reason="this CPU does not multiply pairs of bf16")
 def test_compiled_steps_attend_to_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one bit depends on where the KV is, but some on the chunks."""
+    """No bit depends on where the KV is, but some depend on the chunks."""
     folder = make_model_folder(tmp_path, "qwen2", num_layers=4, hidden_size=128, dtype="bfloat16")
     plain = run_all(HandPlans(folder, groups_by_window))
     with_chunks(monkeypatch, 20, None, 20, None)
@@ -152,7 +150,7 @@ def test_compiled_steps_attend_to_chunks(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_window_needs_few_blocks(tmp_path: Path) -> None:
-    """Of a long sequence, a group with a window holds the blocks of its window only."""
+    """For a long sequence, a group with a window holds only the blocks of its window."""
     engine = HandPlans(make_model_folder(tmp_path, **NATIVE["qwen2"]), groups_by_window)
     engine.add("a", PROMPTS["a"])
     free = engine.num_free_blocks
@@ -167,7 +165,7 @@ def test_a_window_needs_few_blocks(tmp_path: Path) -> None:
 def test_mixed_batch_with_chunks_hits_preemption_and_resumption(
     name: str, num_blocks: int, tmp_path: Path
 ) -> None:
-    """By the scheduler's own plans, over a pool too small for all."""
+    """The scheduler's own plans are used, with a pool too small for all."""
     saved(tmp_path, name, **OTHERS[name])
     engine = SmallEngine(tmp_path, num_blocks=num_blocks, max_num_batched_tokens=24)
     reference, shared = Reference(tmp_path), random_tokens(27, seed=1)
@@ -187,8 +185,7 @@ def test_mixed_batch_with_chunks_hits_preemption_and_resumption(
 @pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("name", ["qwen2", "llama4", "gemma3_text", "gpt_oss"])
 def test_a_jobs_turns_hit_what_its_windows_left(name: str, async_scheduling: bool, tmp_path: Path) -> None:
-    """Through ``LLM``: a second turn finds all of the first, whose window moved on long ago, and continues as
-    transformers does."""
+    """Through ``LLM``, a second turn hits all of the first, though its window has moved on, and is right."""
     make_model_folder(tmp_path, **NATIVE.get(name, {}))  # with a tokenizer
     if name in OTHERS:
         saved(tmp_path, name, **OTHERS[name])

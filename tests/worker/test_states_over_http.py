@@ -1,4 +1,4 @@
-"""``continuum serve`` with a model that has layers with states, as a user has it."""
+"""``continuum serve`` with a model that has layers with states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step costs is measured at start-up, and drafts are verified where they bring more than that."""
+"""A step's cost is measured at start-up, and drafts are verified where they bring more than that."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PARAMS = SamplingParams(replay_token_ids=SAID, max_tokens=len(SAID), ignore_eos=
 
 @dataclass(slots=True)
 class _Costs(DraftCounts):
-    """A real executor, and a clock on which its steps take the seconds that they are told to take."""
+    """A real executor, and a clock on which its steps take the given seconds."""
 
     seconds_of: Callable[[int], float] = float
-    """By the tokens of a step."""
+    """Seconds by the number of a step's tokens."""
     now_s: float = 0.0
     sizes: list[int] = field(default_factory=list)
 
@@ -41,7 +41,7 @@ class _Costs(DraftCounts):
 def _say(
     folder: Path, costs: _Costs, monkeypatch: pytest.MonkeyPatch, num_requests: int = 1, **options: Any
 ) -> int:
-    """Let requests repeat themselves; how many drafts they had."""
+    """Lets requests repeat themselves; returns the number of their drafts."""
     monkeypatch.setattr(step_costs, "time", costs)
     given: dict[str, Any] = {
         "max_model_len": 200,
@@ -75,14 +75,14 @@ def test_where_each_row_costs_a_step_none_are(model_folder: Path, monkeypatch: p
 
 
 def test_drafts_are_off_by_themselves_under_load(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight rows cost what one does, and then each costs more than a token is worth."""
+    """Eight rows cost as much as one, and then each costs more than a token is worth."""
     seconds_of = lambda rows: 0.01 if rows <= 8 else 0.01 + 0.004 * (rows - 8)  # noqa: E731
     assert _say(model_folder, _Costs(seconds_of=seconds_of), monkeypatch) > 0
     assert _say(model_folder, _Costs(seconds_of=seconds_of), monkeypatch, num_requests=16) <= 16 * 4
 
 
 def test_a_slow_model_is_not_measured_for_long(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two sizes with drafts and two without, and no more once the time is over."""
+    """Only two sizes with drafts and two without are measured, and no more when the time is up."""
     costs = _Costs(seconds_of=lambda rows: 2.0)
     _say(model_folder, costs, monkeypatch)
     before = costs.sizes[: costs.sizes.index(len(SAID) + 1)]
@@ -93,12 +93,12 @@ def test_a_slow_model_is_not_measured_for_long(model_folder: Path, monkeypatch: 
 def test_nothing_is_left_of_it(
     family: str, model_folders: ModelFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one KV cache group and with several: as many requests as there are rows run behind it."""
+    """With one KV cache group and several, as many requests as there are rows run after it."""
     assert _say(model_folders(family), _Costs(seconds_of=float), monkeypatch, 20, max_num_seqs=16) == 0
 
 
 def test_a_pool_without_room_is_not_measured(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All drafts that are likely enough are verified then."""
+    """All drafts that are likely enough are then verified."""
     costs = _Costs(seconds_of=float)
     assert _say(model_folder, costs, monkeypatch, num_gpu_blocks_override=8, max_model_len=100) > 0
     assert max(costs.sizes) == len(SAID) + 1

@@ -21,7 +21,7 @@ WINDOWS = (None, 1, 7, 1000)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 6])
 def test_equals_the_reference(num_kv_heads: int, window: int | None) -> None:
-    """Decodes, fresh prompts and chunks behind a context, in one batch, at any grouping of heads."""
+    """Decodes, fresh prompts and chunks after a context are right in one batch, with any head groups."""
     case = make_case(num_kv_heads=num_kv_heads, dtype=torch.float32)
     error = (paged_output(case, window) - reference_output(case, window)).abs().max()
     assert error < 1e-5
@@ -37,7 +37,7 @@ def test_half_precision_error_is_that_of_the_inputs(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("window", [1, 7, 20])
 def test_what_lies_before_a_window_may_be_anything(window: int) -> None:
-    """Even NaN of another sequence, which a weight of 0 would not cancel."""
+    """NaN of another sequence, which a weight of 0 would not cancel, changes nothing."""
     case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=(*MIXED_LENGTHS, (9, 200)))
     got = paged_output(with_stale_blocks(case, window), window)
     assert (got - reference_output(case, window)).abs().max() < 1e-5
@@ -45,7 +45,7 @@ def test_what_lies_before_a_window_may_be_anything(window: int) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 8, 20, 64, 1000])
 def test_a_chunk_is_all_that_its_tokens_see(chunk: int) -> None:
-    """What lies before the chunk of a sequence's first new token may be anything, even NaN."""
+    """Keys before the chunk of a sequence's first new token may be anything, even NaN."""
     lengths = (*MIXED_LENGTHS, (9, 200), (150, 200), (64, 64), (600, 1300))
     case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=lengths)
     got = paged_output(with_stale_blocks(case, chunk=chunk), None, chunk=chunk)
@@ -63,7 +63,7 @@ def test_soft_caps_and_sinks(soft_cap: float | None, has_sinks: bool, window: in
 
 
 def test_long_chunk_in_several_tiles() -> None:
-    """A chunk longer than a tile, behind a context, is masked as one."""
+    """A chunk longer than a tile, after a context, is masked as one."""
     case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=((700, 1300), (3, 3)))
     for window in (None, 600):
         error = (paged_output(case, window) - reference_output(case, window)).abs().max()
@@ -71,7 +71,7 @@ def test_long_chunk_in_several_tiles() -> None:
 
 
 def test_decodes_of_very_different_length() -> None:
-    """Short sequences are not padded to the longest: the groups are cut, the results are right."""
+    """Short sequences are not padded to the longest: groups are cut, and results are right."""
     lengths = tuple((1, n) for n in (1, 2, 9, 64, 65, 400, 410))
     case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=lengths)
     error = (paged_output(case, None) - reference_output(case, None)).abs().max()
@@ -79,7 +79,7 @@ def test_decodes_of_very_different_length() -> None:
 
 
 def test_a_block_is_contiguous_over_all_layers() -> None:
-    """All that a block holds lies in one piece, so that it moves in one copy."""
+    """A block's content is contiguous, so that it moves in one copy."""
     case: AttentionCase = make_case(num_kv_heads=2, dtype=torch.float32)
     assert case.pool[3].is_contiguous()
     assert np.prod(case.pool.shape[1:]) == case.pool.stride(0)

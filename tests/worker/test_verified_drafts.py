@@ -1,4 +1,4 @@
-"""Drafts change how many steps an answer takes, and nothing else of it."""
+"""Drafts change only the number of steps of an answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DRAFTERS: list[dict[str, Any]] = [
     },
 ]
 FEW = list(range(12))
-"""Tokens of which random ones repeat each other."""
+"""Tokens that repeat often when drawn at random."""
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "seed": 3, "allowed_token_ids": FEW},
@@ -81,7 +81,7 @@ def folder(model_folders: ModelFolders) -> Path:
 def test_an_answer_is_that_without_drafts(
     kind: str, drafter: dict[str, Any], async_scheduling: bool, folder: Path
 ) -> None:
-    """Under preemption, with prompts cut to chunks, and with every parameter that looks at other tokens."""
+    """Answers are equal under preemption, with chunked prompts, and with all parameters."""
     plain, counts = answers(folder, PARAMS[kind]), DraftCounts()
     drafted = answers(
         folder,
@@ -103,7 +103,7 @@ def test_an_answer_is_that_without_drafts(
 def test_states_are_those_behind_the_drafts_that_were_taken(
     name: str, ops: str, model_folders: ModelFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seeded samples of a model with states, whichever code computes them."""
+    """Seeded samples of a model with states are equal with any code that computes them."""
     if ops == "torch":
         monkeypatch.setattr("engine.worker.states.state_pool.select_state_ops", lambda device: torch_states)
     prompts = [[60, 61, 62, 63, 64] * 7, [65, 66, 67] * 9]
@@ -145,7 +145,7 @@ def test_what_is_wrong_in_the_config_is_named(given: Any, said: str) -> None:
 
 
 def test_a_job_is_drafted_from_another_of_its_kind(folder: Path) -> None:
-    """It writes what one wrote whose prompt began alike, though that is no part of its own prompt."""
+    """A job's drafts come from a job whose prompt began alike, although not from its own prompt."""
     said = [40, 60, 80, 41, 61, 81, 42, 62, 82, 43, 63, 83, 44, 64, 84, 45] * 2
     counts = DraftCounts()
     config = {"method": "suffix", "weigh_costs": False}
@@ -168,7 +168,7 @@ def test_a_job_is_drafted_from_another_of_its_kind(folder: Path) -> None:
 def test_a_replay_decides_the_same(
     drafter: dict[str, Any], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the trace alone, without a drafter: ``continuum trace replay`` finds no difference."""
+    """From the trace alone, without a drafter, ``continuum trace replay`` finds no difference."""
     trace, counts = tmp_path / "trace.jsonl", DraftCounts()
     answers(
         folder,

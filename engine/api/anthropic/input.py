@@ -151,7 +151,7 @@ def read_history(
                 raise RequestError(f"{where}.role must be user, assistant or system.", f"{where}.role")
     history.finish()
     if not any(message["role"] != "system" for message in history.messages):
-        raise RequestError("messages must hold a message besides system messages.", "messages")
+        raise RequestError("messages must hold a message that is not a system message.", "messages")
     return history
 
 

@@ -76,8 +76,8 @@ def fault_of_keys(keys: Sequence[str]) -> str | None:
         if name is None and ":" in key:
             before = ascii(key.partition(":")[0][:MAX_SHOWN_NAME_CHARS])
             return (
-                f"api_key: the part before the colon, {before}, is no name; a name has up to 64 letters, "
-                "digits, dots, dashes and underscores, and a key without one has no colon."
+                f"api_key: the part before the colon, {before}, is not a valid name; a name has up to 64 "
+                "letters, digits, dots, dashes and underscores; a key without a name must not have a colon."
             )
         if secret in owners:
             whose = [each or "a key without a name" for each in (owners[secret], name)]

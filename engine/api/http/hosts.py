@@ -48,7 +48,7 @@ class HostMiddleware:
             await self._app(scope, receive, send)
             return
         error = HTTPException(
-            403, "This server does not accept this Host; --allowed-hosts lists those it does."
+            403, "This server does not accept this Host; --allowed-hosts lists the accepted ones."
         )
         await refusal(error, scope)(scope, receive, send)
 

@@ -15,7 +15,7 @@ MAX_SHOWN_CHARS = 200
 _NOT_HERE = {
     "/audio": "This server has no endpoints for audio.",
     "/images": "This server has no image generation.",
-    "/collective_rpc": "Nothing of a client's runs in the workers; POST /update_weights takes new weights.",
+    "/collective_rpc": "The workers run no code of clients; POST /update_weights loads new weights.",
 }
 
 

@@ -141,8 +141,8 @@ class CompletionTurn:
         most = max(MAX_TOLD_LOGPROBS, self._server.max_model_len * (self._params.prompt_logprobs + 1))
         if told > most:
             raise RequestError(
-                f"prompt_logprobs of these prompts and answers are {told} numbers; an answer has at most "
-                f"{most}. Send fewer prompts.",
+                f"prompt_logprobs of these prompts and answers would be {told} numbers; the limit of a "
+                f"response is {most}. Send fewer prompts.",
                 "prompt_logprobs",
             )
 

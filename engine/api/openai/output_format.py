@@ -63,9 +63,7 @@ def refuse_other_forms(field: str, kind: str, given: Mapping[str, object], taken
     in ``taken``."""
     for word in FORM_WORDS:
         if given.get(word) is not None and not (kind == "json_schema" and word in taken):
-            raise RequestError(
-                f"{field}.{word} does not go with type {kind!r}: use type 'json_schema'.", f"{field}.{word}"
-            )
+            raise RequestError(f"{field}.{word} needs type 'json_schema', not {kind!r}.", f"{field}.{word}")
 
 
 class StructuredOutputs(BaseModel):

@@ -288,7 +288,7 @@ class ChatCompletionRequest(GenerationRequest):
         self.template_kwargs()
         if self.add_special_tokens:
             raise RequestError(
-                "add_special_tokens must be off: a chat's tokens are its template's.", "add_special_tokens"
+                "add_special_tokens must be off: the chat template adds them.", "add_special_tokens"
             )
 
     def template_kwargs(self) -> dict[str, Any] | None:

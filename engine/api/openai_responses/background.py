@@ -129,7 +129,7 @@ class BackgroundRuns:
         """Starts a response and waits until it is stored; OverloadedError at the limit."""
         if not self._may_start():
             raise OverloadedError(
-                f"This server makes {self._max_running} background responses already; it takes no more."
+                f"This server already runs {self._max_running} background responses, the maximum."
             )
         key = (self._owner, turn.response.id)
         run = _Run(turn, self._store, EventLog() if logs_events else None)
@@ -144,8 +144,8 @@ class BackgroundRuns:
         log = self._logs.get(key) if run is None else run.log
         if log is None:
             raise RequestError(
-                "The events of this response are not kept: it was not asked for with background and stream, "
-                "or it has ended long ago, or in another process. Retrieve it without stream.",
+                "The events of this response are not stored: it was created without background and stream, "
+                "ended long ago, or ran in another process. Retrieve it without stream.",
                 "stream",
             )
         return log.follow(first)

@@ -112,8 +112,8 @@ async def count_input_tokens(request: Request) -> HttpResponse:
 async def compact(request: Request) -> HttpResponse:
     """Unsupported: conversations are shortened by ``truncation: auto``, or by the client."""
     raise NotFoundError(
-        "This server does not compact conversations: send a shorter one, or truncation: 'auto', which "
-        "leaves out the oldest."
+        "This server does not compact conversations: send a shorter one, or set truncation to 'auto', "
+        "which leaves out the oldest turns."
     )
 
 
@@ -134,7 +134,7 @@ async def cancel_response(request: Request) -> HttpResponse:
     keeper, response_id = keeper_of(request), request.path_params["response_id"]
     stored = await keeper.find(response_id)
     if not stored.response.background:
-        raise RequestError("Only background responses can be cancelled: close the connection of others.")
+        raise RequestError("Only background responses can be cancelled; for others, close the connection.")
     if stored.response.status not in ENDED:
         await keeper.runs.cancel(response_id)
         stored = await _ended(keeper, response_id)

@@ -103,7 +103,7 @@ async def _chain(store: ResponseStore, previous: str, field_at_fault: str) -> li
     before = await store.chain(previous, field_at_fault)
     status = before[-1].response.status
     if status not in ("completed", "incomplete"):
-        raise RequestError(f"Response {previous!r} is {status}: nothing can follow it.", field_at_fault)
+        raise RequestError(f"Response {previous!r} is {status}: it cannot be continued.", field_at_fault)
     return before
 
 

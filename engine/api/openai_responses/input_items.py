@@ -214,7 +214,7 @@ class MessageList:
         if call_id not in self.call_ids:
             raise RequestError(
                 f"No tool call found for {where}, an output with {named} {call_id[:100]!r}: the call must "
-                "stand before it, in input or in the turns that it continues.",
+                "come before it, in input or in the turns that input continues.",
                 f"{where}.{named}",
             )
         self._messages.append({"role": "tool", "content": text, "tool_call_id": call_id})

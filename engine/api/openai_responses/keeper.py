@@ -61,4 +61,4 @@ def keeper_of(request: Request) -> ResponseKeeper:
 def check_id(name: str, prefix: str, what: str) -> None:
     """Raises NotFoundError for an id without its prefix, such as an unknown path below one."""
     if not name.startswith(prefix):
-        raise NotFoundError(f"{name[:100]!r} is no {what}: the id of one begins with {prefix}.")
+        raise NotFoundError(f"{name[:100]!r} is not the id of a {what}: such an id begins with {prefix}.")

@@ -76,7 +76,7 @@ class ResponseNotStoredError(NotFoundError):
 
     def __init__(self, what: str, limits: StoreLimits, field: str | None = None) -> None:
         super().__init__(
-            f"{what} is not stored: it was never kept, was deleted, or gave way to newer ones. This server "
+            f"{what} is not stored: it was never kept, was deleted, or newer ones replaced it. This server "
             f"keeps the {limits.max_responses} responses used last, in at most {limits.max_bytes} bytes.",
             field,
         )
@@ -178,7 +178,7 @@ def broken_chain(link: str, response_id: str, limits: StoreLimits, field: str) -
     """Returns the error for the chain of ``response_id``, in which ``link`` is missing."""
     what = f"Response {response_id[:100]!r}"
     if link != response_id:
-        what = f"Response {link!r}, which {response_id!r} goes back to,"
+        what = f"Response {link!r}, which {response_id!r} continues,"
     return ResponseNotStoredError(what, limits, field)
 
 

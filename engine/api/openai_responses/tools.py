@@ -116,7 +116,7 @@ class Tools:
         is_custom = tool["type"] == "custom"
         name = ToolName(_name_of(tool, where), namespace, is_custom)
         if self.names.setdefault(name.shown, name) != name:
-            raise RequestError(f"{where}: another tool is shown as {name.shown!r} too.", f"{where}.name")
+            raise RequestError(f"{where}: another tool already has the name {name.shown!r}.", f"{where}.name")
         description = "\n\n".join(filter(None, (about, _description_of(tool, where))))
         function: Tool = {"name": name.shown}
         if is_custom:
@@ -160,13 +160,13 @@ class Tools:
         if mode == "required" and grammars:
             where = next(iter(grammars.values()))
             raise RequestError(
-                f"{where}: a Lark grammar can be enforced only where tool_choice names the tool; with "
-                "'required' it cannot.",
+                f"{where}: a Lark grammar can be enforced only if tool_choice names the tool, not if "
+                "tool_choice is 'required'.",
                 where,
             )
         if mode == "auto" and not enforces_texts:
             self.warnings += [
-                f"{where}: the model sees it; it is enforced where tool_choice names the tool."
+                f"{where}: the model sees it, but it is enforced only if tool_choice names the tool."
                 for where in grammars.values()
             ]
 
@@ -243,7 +243,7 @@ def _name_of(tool: Tool, where: str) -> str:
     name = tool.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
         raise RequestError(
-            f"{where}.name must be a string of 1 to {MAX_NAME_CHARS} characters, besides type.",
+            f"{where} needs a name, a string of 1 to {MAX_NAME_CHARS} characters, in addition to type.",
             f"{where}.name",
         )
     return name

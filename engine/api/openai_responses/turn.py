@@ -143,8 +143,8 @@ class ResponseTurn:
         messages = self._history.messages(body.instructions, left_out)
         if not messages.messages:
             raise RequestError(
-                "input has nothing that the model can be shown: reasoning without text and records of what "
-                "other servers did are left out.",
+                "input has nothing to show to the model: reasoning without text, and records of tools that "
+                "other servers ran, are left out.",
                 "input",
             )
         self._tools.add(body.tools or [], "tools")

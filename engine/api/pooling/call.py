@@ -87,8 +87,8 @@ class PoolingCall:
             raise ContextLengthError(str(error), "messages") from error
         if limit is not None and len(prompt.token_ids) > limit:
             raise RequestError(
-                f"messages have {len(prompt.token_ids)} tokens, more than the {limit} of "
-                "truncate_prompt_tokens: a chat is not cut, as it ends with its template.",
+                f"messages have {len(prompt.token_ids)} tokens, more than truncate_prompt_tokens, {limit}: "
+                "a chat is not truncated, as the end of its template must stay.",
                 "messages",
             )
         return prompt.token_ids

@@ -277,8 +277,8 @@ class Prompts:
 
 def _too_many_listed() -> RequestError:
     return RequestError(
-        f"The text has more than {MAX_LISTED_TOKENS} tokens, the limit; the endpoints that count tokens take "
-        "more.",
+        f"The text has more than {MAX_LISTED_TOKENS} tokens, the limit; the endpoints that only count tokens "
+        "accept more.",
         "prompt",
     )
 

@@ -185,7 +185,7 @@ class ConversationTurn:
             return
         kept = await asyncio.wrap_future(self._server.engine.check_grammar(grammar.params, owner))
         self._not_enforced += [
-            f"{where}: the model sees it; it is not enforced, as it goes on over what ends a call's text"
+            f"{where}: the model sees it; it is not enforced, as it also matches the text that ends a call"
             for where, text in zip(grammar.texts_asked_in, kept.texts or (), strict=True)
             if text is None
         ]

@@ -31,14 +31,14 @@ def check_replica_model(config: SimConfig, policy: NamedPolicy) -> None:
             raise UsageError("--prefill-replicas needs --replica-model coarse.")
         return
     if policy.name != "fcfs":
-        raise UsageError(f"--replica-model coarse knows the policy fcfs only, not {policy.name}.")
+        raise UsageError(f"--replica-model coarse supports only the policy fcfs, not {policy.name}.")
     if config.host_kv_tokens:
-        raise UsageError("--replica-model coarse knows no host memory: leave out --host-kv-tokens.")
+        raise UsageError("--replica-model coarse has no host memory: leave out --host-kv-tokens.")
     if config.drafts is not None:
-        raise UsageError("--replica-model coarse knows no drafts: leave out --drafts.")
+        raise UsageError("--replica-model coarse has no drafts: leave out --drafts.")
     if config.has_windows:
         raise UsageError(
-            "--replica-model coarse knows models only of which every layer keeps the KV of all tokens."
+            "--replica-model coarse supports only models in which every layer keeps the KV of all tokens."
         )
 
 

@@ -19,13 +19,13 @@ from tracing.plain_text import plain_name
 _INPUTS = {
     "tool_observations": "calls of this kind seen",
     "tool_median_s": "median time to return",
-    "tool_correction": "a learned model tells that times",
+    "tool_correction": "learned correction of that time, factor",
     "all_observations": "calls seen in all",
     "prefill_s": "to compute it again",
     "reload_s": "to load it again",
     "pool_share": "share of the pool",
     "last_probability": "probability that no turn follows",
-    "queue_delay_s": "mean wait of turns that come back to nothing",
+    "queue_delay_s": "mean wait of returning turns without KV",
     "memoryfulness": "memoryfulness of job lengths",
     "called_tools": "it called tools",
     "tools": "calls",
@@ -35,7 +35,7 @@ _ENDS = {
     TurnEnd.ENDED: "ended",
     TurnEnd.ABORTED: "was aborted",
     TurnEnd.OPEN: "is still under way where the trace ends",
-    TurnEnd.LOST: "ended, but when is among the events that are missing",
+    TurnEnd.LOST: "ended while events were missing, at the latest",
 }
 
 
@@ -87,11 +87,11 @@ class Explanation:
             text += f" {job.recomputed_tokens:,} tokens that it had already computed were recomputed."
         if job.overlaps:
             text += (
-                " Some of its turns ran side by side: a second that several share is given to the one that"
-                " was furthest on, so the turns' own times add up to more than the job's."
+                " Some of its turns ran in parallel: a second that several share counts for the most advanced"
+                " one, so the turns' own times add up to more than the job's."
             )
         if any(not turn.arrival_told for turn in job.turns):
-            text += " It was under way when the trace began: what came before is not in it."
+            text += " It had begun before the trace: what came before is not in it."
         return wrapped(text)
 
     def _account(self) -> list[str]:
@@ -112,10 +112,10 @@ class Explanation:
         job = self.job
         if job.finished_s is not None:
             return wrapped(
-                f"{self._since(job.finished_s)} the job was over: nothing of it was held any more."
+                f"{self._since(job.finished_s)} the job was finished: none of its KV was held any longer."
             )
         if job.is_cut_in_calls:
-            return wrapped("The trace was cut off before it tells what followed these calls.")
+            return wrapped("The trace was cut off while these calls ran.")
         if not job.is_open:
             return wrapped("The job was not reported as finished; the trace ends without another turn of it.")
         return []
@@ -129,7 +129,7 @@ class Explanation:
         words += [self._prompt(turn), self._drafts(turn), self._predicted(turn)]
         if turn.diverged_at_token is not None:
             words.append(
-                f"Its prompt parts from what the job had computed at token {turn.diverged_at_token:,}."
+                f"Its prompt diverges from what the job had computed at token {turn.diverged_at_token:,}."
             )
         lines = wrapped(f"{self._since(turn.arrived_s)}  " + " ".join(filter(None, words)))
         written = parts_of([span.duration_s for span in turn.spans], turn.duration_s)
@@ -219,7 +219,7 @@ class Explanation:
         for decision in pin.decisions:
             lines += self._decision(pin, decision, with_inputs=decision is pin.last_decision)
         if not pin.decisions and pin.outcome is not PinOutcome.REFUSED:
-            lines += wrapped("For a moment only, until it was known what it had called.", indent=4)
+            lines += wrapped("Only until the engine knew which tools the turn had called.", indent=4)
         for shrink in pin.shrinks[:MAX_SHRINKS]:
             taken = f"{shrink.num_blocks:,} {'block' if shrink.num_blocks == 1 else 'blocks'} of it"
             told = f"{self._since(shrink.now)} {taken} went to {self._who(shrink.by)}."
@@ -227,7 +227,7 @@ class Explanation:
         rest = pin.shrinks[MAX_SHRINKS:]
         if rest:
             taken = f"{sum(shrink.num_blocks for shrink in rest):,} blocks"
-            lines += wrapped(f"{len(rest)} more times parts of it went, {taken} in all.", indent=4)
+            lines += wrapped(f"{len(rest)} more times a part of it was revoked, {taken} in all.", indent=4)
         if pin.outcome is not PinOutcome.REFUSED:
             lines += wrapped(self._pin_end(pin), indent=4)
         return lines
@@ -235,7 +235,7 @@ class Explanation:
     def _decision(self, pin: PinLife, decision: PinDecision, *, with_inputs: bool) -> list[str]:
         """Describes a decision; the last one with all its inputs, as earlier ones differ little."""
         until = f"hold until {self._since(pin.began_s + decision.ttl_s)}, {seconds(decision.ttl_s)} s in all"
-        verdict = until if decision.ttl_s > 0 else "let it go"
+        verdict = until if decision.ttl_s > 0 else "unpin it"
         because = f": {decision.reason}" if decision.reason else ""
         lines = wrapped(f"{self._since(decision.now)} {verdict}{because}.", indent=4, hang=2)
         if with_inputs:
@@ -256,7 +256,7 @@ class Explanation:
                 work = "computing" if pin.reload_s is None else "loading"
                 return f"{when} it was taken over by the next turn {held}{_spared(pin, work)}."
             case PinOutcome.EXPIRED:
-                return f"{when} it ran out {held}: nothing had come back for it."
+                return f"{when} it expired {held}: no turn had taken it over."
             case PinOutcome.REVOKED:
                 return f"{when} it was revoked {held}, for {self._who(pin.revoked_by)}."
             case PinOutcome.RELEASED:
@@ -268,10 +268,10 @@ class Explanation:
 
     def _who(self, req_id: str | None) -> str:
         if req_id is None:
-            return "another pin, as all may hold only so much"
+            return "another pin, as the pin budget was used up"
         job_id = self.owners.get(req_id)
         if job_id == self.job.job_id:
-            return f"a turn of its own job ({req_id})"
+            return f"a turn of the same job ({req_id})"
         return f"{req_id} of job {job_id}" if job_id is not None else f"request {req_id}, which is of no job"
 
 
@@ -310,6 +310,6 @@ def _spared(pin: PinLife, work: str) -> str:
     if pin.needed_blocks is None:
         return ""
     if not pin.needed_blocks:
-        return ": its blocks would have been there all the same"
+        return ": its blocks would have stayed cached without it"
     kept = f", which kept {pin.needed_blocks} blocks from being evicted"
     return f"{kept} and spared {seconds(pin.spared_s)} s of {work}" if pin.spared_s is not None else kept

@@ -13,9 +13,9 @@ def faults_of(facts: TraceFacts) -> list[str]:
     report = facts.report
     faults = []
     if not facts.header.from_start:
-        faults.append("it begins after the engine did: turns under way then are seen from there on")
+        faults.append("it begins after the engine started: of turns then under way, it has only the rest")
     if report.num_events_before:
-        faults.append(f"its first {report.num_events_before:,} events are gone with the files they were in")
+        faults.append(f"its first {report.num_events_before:,} events are missing, as their files are gone")
     if report.cut_line is not None:
         faults.append(
             f"it was cut off in line {report.cut_line:,}, {report.cut_bytes:,} bytes are lost with it"

@@ -182,7 +182,7 @@ def _ttl(tools: str, frame: pl.DataFrame) -> ToolTtl:
 def render(study: PinStudy, limit: int) -> str:
     """Formats the study for a screen; ``limit``: the most kinds of calls."""
     if not study.outcomes:
-        return "The trace holds no pins: its policy holds none, or does not say."
+        return "The trace has no pins: its policy has none, or does not record them."
     parts = [_render_outcomes(study), _render_tools(study.tools, limit), _render_ttl(study.ttl, limit)]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
@@ -209,8 +209,8 @@ def _render_outcomes(study: PinStudy) -> list[str]:
     if spared > 0:
         text += f": {count(total_s / spared)} block-seconds for each second"
     if untold:
-        text += f" (of {count(untold)} pins the trace does not tell)"
-    text += "; trace replay --policy fcfs tells what that cost others"
+        text += f" (not known for {count(untold)} pins)"
+    text += "; trace replay --policy fcfs shows what that cost others"
     return [*lines, *wrapped(text + ".")]
 
 
@@ -272,12 +272,12 @@ def _more(rows: list[ToolPins] | list[ToolTtl], limit: int) -> list[str]:
 
 
 _ABOUT_REGRET = """\
-Wasted: pinned, and no turn took it over. Too early: given up, or refused, before the next turn came, which
-then computed or loaded again what was lost. Seconds spared and seconds that this cost are the policy's own
-estimates of computing, or of loading where copies are kept; the wait of a turn that comes back to nothing is
-not in them.
+Wasted: pinned, and no turn took it over. Too early: the pin ended or was refused before the next turn came,
+which then recomputed or reloaded what was lost. Seconds spared and seconds that this cost are the policy's
+estimates for computing, or for loading where copies are kept; they leave out the wait of a returning turn
+without KV.
 """
 _ABOUT_TTL = """\
-Granted against what it took, of turns that were to be held and were continued. Covered: gaps no longer than
-what was granted. Below median: gaps no longer than the median that had been learned, one half if it is right.
+Time granted and time needed, of turns that were to be held and were continued. Covered: gaps no longer than
+the time granted. Below median: gaps no longer than the learned median; one half if that is right.
 """

@@ -54,15 +54,15 @@ class PhaseRow:
 
 _TOLD_SECONDS = {
     "queue_s": "waiting for the step in flight, the token budget, a free batch slot or the policy's consent",
-    "memory_s": "waiting for memory: its own, or behind others that wait for theirs",
+    "memory_s": "waiting for memory: for its own, or until others ahead of it have theirs",
     "grammar_s": "its grammar being compiled, before it joined the queue",
     "load_s": "its KV on its way from host memory or disk, and up to the step after",
     "prefill_s": "its prompt being computed, up to the first token",
     "decode_s": "its answer being made",
     "preempted_s": "it had lost its blocks and waited to run again",
     "recompute_s": "recomputing what a preemption threw away",
-    "tool_s": "between two turns, calls under way by all that is known",
-    "client_s": "between two turns, nothing called or nothing told",
+    "tool_s": "between two turns, while calls run or seem to run",
+    "client_s": "between two turns, without calls, or without a report of calls",
 }
 
 STEPS: tuple[Column, ...] = (
@@ -117,9 +117,9 @@ TURNS: tuple[Column, ...] = (
     Column("recomputed_tokens", pl.Int64, "known, and recomputed"),
     Column("num_preemptions", pl.Int32, "times that it lost its blocks"),
     Column("drafted_tokens", pl.Int64, "draft tokens that were verified", "drafts.num_draft_tokens"),
-    Column("accepted_tokens", pl.Int64, "output tokens that took no step", "drafts.num_accepted_tokens"),
+    Column("accepted_tokens", pl.Int64, "draft tokens that were accepted", "drafts.num_accepted_tokens"),
     Column("gap_s", pl.Float64, "since the end of the turn that it continues; null: it continues none"),
-    Column("diverged_at_token", pl.Int64, "where its prompt parts from what its job had computed"),
+    Column("diverged_at_token", pl.Int64, "where its prompt diverges from what its job had computed"),
     Column("mean_waiting", pl.Float64, "requests in the queue while it waited"),
     Column("mean_pinned_blocks", pl.Float64, "blocks that pins held while it waited"),
     *(
@@ -136,7 +136,7 @@ SPANS: tuple[Column, ...] = (
     Column("phase", pl.String, " | ".join(phase.value for phase in Phase), "span.phase.value"),
     Column("start_s", pl.Float64, "s on the engine's clock", "span.start_s"),
     Column("end_s", pl.Float64, "the same", "span.end_s"),
-    Column("memory_s", pl.Float64, "of a wait: so much of it for memory", "span.memory_s"),
+    Column("memory_s", pl.Float64, "of a wait: the part of it for memory", "span.memory_s"),
 )
 
 GAPS: tuple[Column, ...] = (
@@ -150,7 +150,7 @@ GAPS: tuple[Column, ...] = (
     Column(
         "tools",
         pl.String,
-        "keys of what was called, separated by blanks; empty: nothing; null: not told",
+        "keys of the calls, separated by blanks; empty: no call; null: not known",
         "called",
     ),
     Column("num_told", pl.Int32, "what its client said of the calls, times", "num_told"),
@@ -175,8 +175,8 @@ PINS: tuple[Column, ...] = (
     Column("granted_s", pl.Float64, "for how long the last decision would hold it, from the turn's end"),
     Column("deadline_s", pl.Float64, "the last deadline that it had"),
     Column("num_decisions", pl.Int32, "decisions about it"),
-    Column("rule", pl.String, "that made the last"),
-    Column("reason", pl.String, "of the last"),
+    Column("rule", pl.String, "rule of the last decision"),
+    Column("reason", pl.String, "reason of the last decision"),
     Column(
         "expected_s",
         pl.Float64,
@@ -186,7 +186,7 @@ PINS: tuple[Column, ...] = (
     Column(
         "needed_blocks",
         pl.Int64,
-        "blocks that would have been evicted without the pin; null: the trace does not tell",
+        "blocks that would have been evicted without the pin; null: not in the trace",
     ),
     Column("spared_s", pl.Float64, "of again_s: for those blocks, if a turn took the pin over"),
 )
@@ -220,7 +220,7 @@ JOBS: tuple[Column, ...] = (
 TABLES: dict[str, tuple[str, Sequence[Column]]] = {
     "turns": ("A row per request, in the order of their ends.", TURNS),
     "jobs": ("A row per job, in the order of arrival. The last columns add up to `wall_s`.", JOBS),
-    "gaps": ("A row per time between two turns of a job, and per turn that nothing continues.", GAPS),
+    "gaps": ("A row per gap between two turns of a job, and per turn that no turn continues.", GAPS),
     "pins": ("A row per branch tip that was held or refused, in the order of their ends.", PINS),
     "spans": ("A row per stretch of a turn's life in one phase, and per gap that was closed.", SPANS),
     "steps": ("A row per step of the scheduler; the state is the one before its decision.", STEPS),

@@ -159,7 +159,7 @@ class _PageBuilder:
                 f"{facts.num_lost:,} events are missing in the middle; turns around them are guessed."
             )
         if facts.report.num_events_before:
-            notes.append("Earlier parts of the trace are no longer there: it begins in the midst of things.")
+            notes.append("Earlier parts of the trace are missing: it begins in the middle of the run.")
         if not self._everything.series.tells_cached:
             notes.append(
                 "The trace does not say which free blocks hold a cached prefix: all count as cached."
@@ -181,9 +181,7 @@ class _PageBuilder:
                 f"{num_long:,} jobs have more than {MAX_TURNS_OF_JOB:,} turns; the later ones are left out."
             )
         if tools.num_points_left_out:
-            notes.append(
-                f"{tools.num_points_left_out:,} gaps have no point of their own: those drawn are a sample."
-            )
+            notes.append(f"{tools.num_points_left_out:,} gaps are not drawn: the points are a sample.")
         if tools.num_left_out:
             notes.append(
                 f"{tools.num_left_out:,} kinds of calls, those with the fewest gaps, are not listed."

@@ -229,7 +229,7 @@ function laneTip(job, time_s, perPixel_s) {
       ["granted", duration(grantedSeconds(pin))],
       ["pin", pin.outcome.replace("_", " "), OUTCOME_TOKENS[pin.outcome]],
     );
-  } else if (tile.gap) entries.push(["KV", pin ? "refused: no room among the pins" : "not held"]);
+  } else if (tile.gap) entries.push(["KV", pin ? "refused: the pins hold as much as they may" : "not held"]);
   return [title, lines(entries), el("p", {}, `at ${moment(tile.start_s, 0.001)}; click for the job's life`)];
 }
 

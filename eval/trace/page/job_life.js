@@ -85,7 +85,7 @@ function lifeBody(job) {
       ...[
         ["tool", "gap until the next turn", "thin"],
         ["pinned", "KV held", "thin"],
-        ["edge", "until when it would have been held", "tick"],
+        ["edge", "end of the granted time", "tick"],
       ].map(([token, label, shape]) => el("li", {}, swatch(token, shape), label)),
     ),
     el("div", { className: "scroll" }, turnTable(job)),
@@ -249,8 +249,8 @@ function whyGrid(job, turn, gap, pin) {
           KINDS[tile.kind].token,
         ]),
         ["prompt", counted(turn.num_prompt_tokens, "token")],
-        ["of it known from the turn before", counted(turn.num_known_tokens, "token")],
-        ["of it found in the cache", counted(turn.cached_tokens, "token")],
+        ["of these known from the turn before", counted(turn.num_known_tokens, "token")],
+        ["of these found in the cache", counted(turn.cached_tokens, "token")],
         ...(turn.loaded_tokens
           ? [["of that loaded from host memory or disk", counted(turn.loaded_tokens, "token")]]
           : []),
@@ -264,7 +264,7 @@ function whyGrid(job, turn, gap, pin) {
       ? el(
           "div",
           {},
-          el("h4", {}, "What the last decision was made from"),
+          el("h4", {}, "Inputs of the last decision"),
           lines(
             pin.inputs.map(([name, value]) => [
               inputLabel(name),
@@ -279,11 +279,11 @@ function whyGrid(job, turn, gap, pin) {
 function whyPin(pin, gap) {
   const told = {
     handed_over: "was handed over to the next turn",
-    expired: "expired before the job came back",
+    expired: "expired before the next turn came",
     revoked: "was revoked: the memory was needed",
     released: "was released",
     superseded: "was unpinned: the job went on without it",
-    refused: "was refused: no room among the pins",
+    refused: "was refused: the pins hold as much as they may",
     open: "is still held where the trace ends",
   };
   const held =

@@ -9,15 +9,15 @@ const KINDS = {
   memory: {
     token: "memory",
     label: "waiting for memory",
-    means: "the engine had budget and seats to give, but not the blocks",
+    means: "the engine had token budget and a free batch slot, but too few free blocks",
   },
   grammar: { token: "queue", label: "grammar", means: "the grammar of its answer is compiled" },
-  load: { token: "loading", label: "loading", means: "its KV comes back from host memory or disk" },
+  load: { token: "loading", label: "loading", means: "its KV is loaded from host memory or disk" },
   prefill: { token: "prefill", label: "prefill", means: "its prompt is computed" },
   recompute: {
     token: "recompute",
     label: "recompute",
-    means: "what was lost to a preemption is recomputed",
+    means: "tokens lost by a preemption are recomputed",
   },
   decode: { token: "decode", label: "decode", means: "its answer is made" },
   preempted: { token: "preempted", label: "preempted", means: "lost its blocks and waits to run again" },
@@ -26,11 +26,11 @@ const KINDS = {
 };
 const OUTCOMES = {
   handed_over: "handed over to the next turn",
-  expired: "expired before the job came back",
+  expired: "expired before the next turn came",
   revoked: "revoked: the memory was needed",
   released: "released: the job ended",
   superseded: "superseded: the job went on without it",
-  refused: "refused: no room among the pins",
+  refused: "refused: the pins hold as much as they may",
   open: "still held where the trace ends",
   none: "not held",
 };

@@ -67,7 +67,7 @@ def _json(page: PageData) -> str:
 
 
 def _facts(trace: TraceFacts) -> list[str]:
-    facts = [f"policy {trace.policy or 'not told'}", f"{_duration(trace.duration_s)} of engine time"]
+    facts = [f"policy {trace.policy or 'unknown'}", f"{_duration(trace.duration_s)} of engine time"]
     if trace.began is not None:
         facts.append(f"began {trace.began}")
     facts.append(f"{trace.num_blocks:,} KV blocks of {trace.block_size} tokens")

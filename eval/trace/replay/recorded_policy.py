@@ -55,7 +55,7 @@ def recorded_policy(header: TraceHeader) -> PolicyFactory:
     name = header.policy
     if name in TOLD_THE_FUTURE:
         raise NotReplayableError(
-            f"the policy {name} was told what only its simulation knew: it can be analysed, but not replayed"
+            f"the policy {name} used what only its simulation knew: it can be analyzed, but not replayed"
         )
     if name in _CONTINUUM:
         config = _continuum_config(header.policy_options)

@@ -62,7 +62,7 @@ def read_run(path: Path) -> RecordedRun:
         reader.take(event)
     run = reader.run(path.stem)
     if not run.jobs:
-        raise TraceFileError(f"{path}: not a turn of this trace ended, so there is nothing to run again.")
+        raise TraceFileError(f"{path}: no turn of this trace ended, so there is nothing to simulate.")
     if report.cut_line is not None:
         run.notes.append(f"the trace was CUT OFF in line {report.cut_line} and read up to there")
     return run

@@ -106,13 +106,13 @@ def _written_elsewhere(before: TraceHeader, now: TraceHeader) -> str:
     if not names:
         return f"It was written by the same {', '.join(was)} as this program runs with."
     differing = (f"{name}: {was.get(name, 'unknown')}, now {here.get(name, 'unknown')}" for name in names)
-    return f"It was written with other things than this program runs with ({'; '.join(differing)})."
+    return f"It was written in an environment other than this program's ({'; '.join(differing)})."
 
 
 def _check_begins(header: TraceHeader, report: TraceReport) -> None:
     if report.num_events_before:
         raise NotReplayableError(
-            "the first parts of the trace are gone: it can be analysed, but not replayed"
+            "the first parts of the trace are gone: it can be analyzed, but not replayed"
         )
     if not header.from_start:
         raise NotReplayableError(
@@ -127,7 +127,7 @@ def _engine(header: TraceHeader) -> RecordedEngine:
     for name in set(header.__struct_fields__) - NOT_OF_THE_ENGINE:
         before, now = getattr(header, name), getattr(engine.header, name)
         if before != now:
-            raise NotReplayableError(f"of the header's {name}, {before!r}, this program makes {now!r}")
+            raise NotReplayableError(f"the header's {name} is {before!r}, but this program's is {now!r}")
     return engine
 
 
@@ -158,4 +158,4 @@ def compare(engine: RecordedEngine, events: Iterable[TraceEvent], result: Replay
             result.counts.update(map(type, group))
             group.clear()
     if group:
-        result.notes.append(f"the last {len(group)} events are of an input that did not get into the trace")
+        result.notes.append(f"the last {len(group)} events are of an input that is not in the trace")

@@ -1,6 +1,6 @@
-"""Each Python that is started with this folder in PYTHONPATH loads it: at SIGUSR2 it then writes the names of
-its modules, and ``gc.isenabled`` if that is so, to the pipe of its number in the folder that LOADED_MODULES
-names."""
+"""Each Python started with this folder in PYTHONPATH loads this module. On SIGUSR2 it writes the names of its
+modules, and ``gc.isenabled`` if garbage collection is on, to the pipe named after its process id in the
+folder that LOADED_MODULES names."""
 
 import gc
 import os

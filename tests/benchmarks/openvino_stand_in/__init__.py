@@ -1,1 +1,1 @@
-"""On the path of an interpreter without OpenVINO this folder is what ``openvino_server.py`` imports."""
+"""A stand-in for OpenVINO: with this folder on the path, ``openvino_server.py`` imports these modules."""

@@ -1,4 +1,4 @@
-"""Of OpenVINO's names those that ``openvino_server.py`` uses."""
+"""The names of OpenVINO that ``openvino_server.py`` uses."""
 
 from dataclasses import dataclass
 from enum import Enum, auto

@@ -1,5 +1,5 @@
-"""A pipeline without a model, by OpenVINO GenAI's names: whatever the prompt, it generates the bytes of TEXT
-over and over, one for each step from that on which took in the last of the prompt."""
+"""A pipeline without a model, with OpenVINO GenAI's names: for any prompt it generates the bytes of TEXT over
+and over, one per step, from the step that finishes the prefill."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.openvino_stand_in.openvino import Tensor
 
 TEXT = "né".encode()
-"""Its second character takes two tokens."""
+"""The second character takes two tokens."""
 PROMPT_TOKENS_A_STEP = 32
 
 
@@ -54,7 +54,7 @@ class GenerationOutput:
 
 @dataclass
 class GenerationHandle:
-    """A request; without ``ignore_eos`` TEXT ends it."""
+    """A request. Without ``ignore_eos`` it ends after one TEXT."""
 
     num_prompt_tokens: int
     config: GenerationConfig

@@ -1,4 +1,4 @@
-"""Promises of the router: a job has one home, everybody agrees on it, and it moves only where that pays."""
+"""Promises of the router: a job has one home, all processes agree on it, and it moves only if that pays."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_a_named_job_stays_at_home() -> None:
 
 
 def test_a_named_job_stays_at_home_though_others_fill_the_table() -> None:
-    """A table of 4,096 words before jobs of 62 chunks each: a fleet's jobs in what a server shares."""
+    """With a shared table of 4,096 words and 300 jobs of 62 chunks each, every named job stays at its
+    home."""
     jobs = router(words=table(4096))
     homes = {name: jobs.place(turn(text(name, 4000), f"job-{name}"), idle(), 0.0) for name in range(300)}
     for name, home in homes.items():
@@ -70,7 +71,7 @@ def test_a_sub_agent_with_its_parents_prefix_is_near_it() -> None:
 
 
 def test_tenants_are_not_sent_by_what_others_have() -> None:
-    """The same prompt with another owner, or another salt, is another prompt."""
+    """The same prompt with another owner or salt counts as another prompt."""
     for other in ({"owner": "b"}, {"cache_salt": "s"}):
         shared, apart = 0, 0
         for name in range(60):
@@ -83,7 +84,7 @@ def test_tenants_are_not_sent_by_what_others_have() -> None:
 
 
 def test_routers_of_several_processes_agree() -> None:
-    """By the table that they share: the second has seen none of the jobs."""
+    """Routers agree through their shared table: the second has seen none of the jobs."""
     words = table()
     one, two = router(words=words), router(words=words)
     for name in range(40):
@@ -92,7 +93,7 @@ def test_routers_of_several_processes_agree() -> None:
 
 
 def test_new_jobs_go_to_the_same_core_without_a_shared_table() -> None:
-    """Where loads are alike, the key alone chooses."""
+    """With equal loads, the key alone chooses."""
     one, two = router(), router()
     for name in range(20):
         new = turn(text(name, 100), f"job-{name}")
@@ -118,7 +119,7 @@ def test_a_job_moves_from_a_full_home_and_stays_there() -> None:
     busy = loads[home]
     assert busy is not None
     busy.num_waiting = busy.num_open = 3
-    assert jobs.place(turn(text(1, 4500), "job"), loads, 1.0) == home  # computing 4,500 again takes longer
+    assert jobs.place(turn(text(1, 4500), "job"), loads, 1.0) == home  # recomputing takes longer
     busy.num_waiting = busy.num_open = 300
     away = jobs.place(turn(text(1, 5000), "job"), loads, 2.0)
     assert away != home
@@ -126,7 +127,7 @@ def test_a_job_moves_from_a_full_home_and_stays_there() -> None:
 
 
 def test_a_job_finds_a_better_home_among_a_thousand_cores() -> None:
-    """Of which only some are looked at: most are idle, so one of them is."""
+    """The router looks at only some of the cores; most are idle, so it finds an idle one."""
     jobs = router(1000)
     full = EngineLoad(num_open=60, num_running=8, num_waiting=52, num_blocks=10_000, num_free_blocks=10)
     home = jobs.place(turn(text(1, 9000), "job"), idle(1000), 0.0)
@@ -144,12 +145,12 @@ def test_a_lost_core_is_no_home() -> None:
     loads: list[EngineLoad | None] = [None, idle(1)[0]]
     for name in homes:
         assert jobs.place(turn(text(name, 1000), f"job-{name}"), loads, 1.0) == 1
-    for name in homes:  # and they do not go back when it does
+    for name in homes:  # The jobs do not return when it does.
         assert jobs.place(turn(text(name, 1100), f"job-{name}"), idle(2), 2.0) == 1
 
 
 def test_new_jobs_go_where_least_is_held() -> None:
-    """Blocks that pins hold count, and so do jobs that are expected back."""
+    """Pinned blocks count as load, and so do jobs that are expected back."""
     jobs = router(2)
     full = EngineLoad(num_blocks=1000, num_free_blocks=100, num_pinned_blocks=900)
     free = EngineLoad(num_blocks=1000, num_free_blocks=1000)
@@ -172,7 +173,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_jobs_that_all_begin_alike_are_spread() -> None:
-    """Agents of one kind share a long system prompt: each core has it soon, and as many jobs as others."""
+    """Agents of one kind share a long system prompt; the cores get equal numbers of jobs all the same."""
     jobs, system = router(), text(0, 2000)
     homes = Counter(
         jobs.place(turn(system + text(name, 4000), f"job-{name}"), idle(), 0.0) for name in range(200)
@@ -189,7 +190,7 @@ def test_turns_of_an_unnamed_job_count_once() -> None:
 
 
 def test_who_stays_away_for_longer_than_most_is_no_longer_counted() -> None:
-    """As soon as it is learned how soon jobs return, and no sooner."""
+    """A job stops counting once it is away longer than most jobs, as soon as return times are known."""
     jobs = router()
     for number in range(400):
         jobs.place(turn(text(1, 640 + number), "busy"), idle(), 200.0 * number)
@@ -216,7 +217,7 @@ def test_who_stays_away_for_longer_than_most_is_no_longer_counted() -> None:
 def test_only_cores_that_take_requests_are_chosen(
     events: list[tuple[int, int, bool, str]], down: set[int]
 ) -> None:
-    """Whatever comes in whatever order; and what is expected never falls below nothing."""
+    """Only available cores are chosen, for any sequence of events; expected tokens are never negative."""
     jobs, plain = router(3, table(1 << 12)), LeastLoadedRouter(RouterContext(3, BLOCK_SIZE, table(1 << 12)))
     loads = [None if engine in down else load for engine, load in enumerate(idle(3))]
     for now, (name, length, named, then) in enumerate(events):
@@ -233,7 +234,7 @@ def test_only_cores_that_take_requests_are_chosen(
 
 @given(st.dictionaries(st.integers(0, 2**64 - 1), st.integers(0, 1023), max_size=50))
 def test_the_table_never_tells_of_another_key(homes: dict[int, int]) -> None:
-    """A key that was overwritten is unknown; one that is known has the engine it was given."""
+    """An overwritten key is unknown; a known key has the engine that was stored for it."""
     words = HomeTable(table(1 << 12))
     for key, engine in homes.items():
         words[key] = engine

@@ -1,4 +1,4 @@
-"""Requests as a drafter sees them: tokens, a job, whose it is."""
+"""Requests as a drafter sees them: tokens, a job, and its tenant."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_request(
     owner: str | None = None,
     salt: str | None = None,
 ) -> Request:
-    """A request that has said ``output``, whose last token is not computed."""
+    """A request with this ``output``; its last token is not computed."""
     ref = JobRef(job_id=job, tenant=tenant, owner=owner)
     params = SamplingParams(max_tokens=1 << 20)
     hasher = BlockHasher(BLOCK_SIZE)
@@ -32,7 +32,7 @@ def make_request(
 
 
 def say(request: Request, tokens: Sequence[int]) -> None:
-    """More output, of which all but the last token is computed."""
+    """Appends output, all of it computed except the last token."""
     for token in tokens:
         request.append_output_token(token)
     request.num_computed_tokens = request.num_tokens - 1

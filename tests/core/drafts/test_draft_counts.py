@@ -1,4 +1,4 @@
-"""What is counted of drafts: those whose outcome is known, and the tokens that they brought."""
+"""Draft counts include drafts whose outcome is known, and the tokens that they added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.row_failures import NOT_NUMBERS
 from engine.sampling_params import SamplingParams
 
 END = 99
-"""Stop token."""
+"""The stop token."""
 DRAFTS = [21, 22, 23]
 
 
@@ -54,7 +54,7 @@ def verified(
     ids=["none", "one", "all", "one and the end", "the end"],
 )
 def test_accepted_is_what_a_step_brings_beyond_one_token(sampled: list[int], num_accepted: int) -> None:
-    """So that an answer's tokens less the accepted ones are its steps."""
+    """Accepted tokens are those beyond one per step, so an answer's tokens minus them are its steps."""
     request, scheduler = verified(sampled)
     assert (request.num_draft_tokens, request.num_accepted_tokens) == (3, num_accepted)
     assert request.num_output_steps == 2
@@ -64,7 +64,7 @@ def test_accepted_is_what_a_step_brings_beyond_one_token(sampled: list[int], num
 
 
 def test_what_lies_behind_the_end_of_an_answer_is_not_accepted() -> None:
-    """Verification may find more drafts right than the request can take."""
+    """Verified drafts after the end of an answer do not count as accepted."""
     request, _ = verified([21, END, 23, 30], drafts=[21, END, 23])
     assert request.status is RequestStatus.FINISHED_STOPPED
     assert request.num_accepted_tokens == 1
@@ -72,14 +72,14 @@ def test_what_lies_behind_the_end_of_an_answer_is_not_accepted() -> None:
 
 
 def test_a_step_without_a_token_brings_nothing() -> None:
-    """The worker could choose none."""
+    """The worker could sample no token."""
     request, _ = verified([0], failed=NOT_NUMBERS)
     assert request.status is RequestStatus.FINISHED_ERROR
     assert (request.num_draft_tokens, request.num_accepted_tokens) == (3, 0)
 
 
 def test_drafts_of_an_aborted_request_are_not_counted() -> None:
-    """What became of them is never known."""
+    """The outcome of these drafts is never known."""
     request, scheduler = verified([21, 30])
     scheduler.update_draft_token_ids({"r": DRAFTS}, 2.0)
     plan = scheduler.schedule(2.0)

@@ -1,4 +1,4 @@
-"""Who gets drafts in a step: running requests whose tokens are known, as many as pay."""
+"""Drafts go to running requests whose tokens are all known, as long as they pay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REPEATED = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3]
 
 
 def test_only_requests_whose_tokens_are_computed_get_drafts() -> None:
-    """A request that has said nothing, or computes its prompt again, gets none."""
+    """A request without output, or one that recomputes its prompt, gets none."""
     proposals = DraftProposals(NgramDrafter(2, 3), 4)
     ready = make_request("ready", REPEATED[:8], REPEATED[8:])
     silent = make_request("silent", REPEATED)
@@ -21,7 +21,7 @@ def test_only_requests_whose_tokens_are_computed_get_drafts() -> None:
 
 
 def test_drafts_are_off_by_themselves_under_load() -> None:
-    """One request has drafts, sixteen of them have none: there a row costs what it brings."""
+    """One request gets drafts, sixteen get none: each row then costs as much as it gains."""
     costs = StepCosts([(1, 1.0), (8, 1.1), (16, 2.0), (64, 8.0)])
     proposals = DraftProposals(NgramDrafter(2, 3), 4, costs)
     requests = [make_request(str(i), REPEATED[:8], REPEATED[8:]) for i in range(16)]
@@ -30,14 +30,14 @@ def test_drafts_are_off_by_themselves_under_load() -> None:
 
 
 def test_a_step_has_so_many_rows_at_most() -> None:
-    """The likeliest drafts of all requests."""
+    """The likeliest drafts of all requests fill the rows."""
     proposals = DraftProposals(NgramDrafter(2, 3), 4, max_rows=8)
     requests = [make_request(str(i), REPEATED[:8], REPEATED[8:]) for i in range(3)]
     assert proposals.propose(requests) == {"0": [4, 5], "1": [4, 5], "2": [4]}
 
 
 def test_n_grams_are_looked_up_at_their_first_place() -> None:
-    """The longest of them, as V1 does; none below the shortest."""
+    """The longest n-gram is looked up at its first position, as in V1; none below the minimum length."""
     drafter = NgramDrafter(2, 3)
     request = make_request("r", [1, 2, 9, 5, 1, 2, 8, 5, 1, 2, 7], [5, 1, 2])
     assert drafter.propose(request, 2).token_ids == [8, 5]

@@ -1,4 +1,4 @@
-"""The suffix drafter: what it proposes, to whom, and what it keeps."""
+"""The suffix drafter: what it proposes, for which requests, and what it keeps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_drafter(**fields: float) -> SuffixDrafter:
 
 
 def test_a_job_writes_back_what_it_has_read() -> None:
-    """A turn that begins to say what the last turn's tool said gets the rest of it."""
+    """A turn that begins to repeat a tool result of its job gets the rest proposed."""
     drafter = make_drafter()
     first = make_request("a1", [*SYSTEM, 1], [7, 8], job="a")
     drafter.propose(first, 16)
@@ -37,7 +37,7 @@ def test_a_job_writes_back_what_it_has_read() -> None:
 
 
 def test_a_kind_of_jobs_learns_from_its_jobs() -> None:
-    """Another job that starts alike gets what the first one said, though it never read it."""
+    """Another job with the same beginning gets the first job's output proposed, without having read it."""
     drafter = make_drafter()
     first = make_request("a1", [*SYSTEM, 1], FILE, job="a")
     drafter.propose(first, 16)
@@ -50,7 +50,7 @@ def test_a_kind_of_jobs_learns_from_its_jobs() -> None:
 
 @pytest.mark.parametrize("other", [{"tenant": "x"}, {"owner": "x"}, {"salt": "x"}])
 def test_nothing_is_proposed_from_another_tenants_text(other: dict[str, str]) -> None:
-    """Not even to a job of the same name that starts with the same tokens."""
+    """Not even a job with the same name and the same first tokens gets another tenant's text."""
     drafter = make_drafter()
     first = make_request("a1", [*SYSTEM, 1, *FILE], FILE, job="a")
     drafter.propose(first, 16)
@@ -60,7 +60,7 @@ def test_nothing_is_proposed_from_another_tenants_text(other: dict[str, str]) ->
 
 
 def test_a_branch_forgets_what_it_left() -> None:
-    """A turn that goes on from an earlier point gets nothing of what was said behind it by its job."""
+    """A turn from an earlier point gets nothing proposed that its job said after that point."""
     drafter = make_drafter()
     first = make_request("a1", [*SYSTEM, 1, *FILE], [7], job="a")
     drafter.propose(first, 16)
@@ -70,7 +70,7 @@ def test_a_branch_forgets_what_it_left() -> None:
 
 
 def test_two_turns_of_a_job_at_once_do_not_disturb_each_other() -> None:
-    """The second one has an index of its own, which ends with it; the job keeps the first one's."""
+    """The second concurrent turn has a separate index, which ends with it; the job keeps the first one's."""
     drafter = make_drafter()
     left = make_request("a1", [*SYSTEM, *FILE], [7], job="a")
     right = make_request("a2", [*SYSTEM, *FILE[::-1]], [8], job="a")
@@ -87,7 +87,7 @@ def test_two_turns_of_a_job_at_once_do_not_disturb_each_other() -> None:
 
 
 def test_a_long_prompt_is_indexed_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No proposal indexes more than its portion; until all is there nothing is proposed."""
+    """Each proposal indexes at most one portion; before the whole prompt is indexed nothing is proposed."""
     monkeypatch.setattr(suffix, "MAX_NEW_TOKENS", 16)
     drafter = make_drafter()
     request = make_request("a1", [*SYSTEM, *FILE], FILE[:4], job="a")
@@ -101,7 +101,7 @@ def test_a_long_prompt_is_indexed_in_portions(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many jobs come, the tokens of all of them stay below the limits, and the latest are kept."""
+    """The tokens of all jobs stay below the limits, and the latest jobs are kept."""
     monkeypatch.setattr(suffix, "MAX_TOKENS", 300)
     monkeypatch.setattr(suffix, "MAX_TOKENS_OF_KINDS", 200)
     monkeypatch.setattr(suffix, "MAX_KIND_TOKENS", 80)
@@ -118,7 +118,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_so_many_jobs_are_remembered() -> None:
-    """``suffix_decoding_max_cached_requests`` jobs."""
+    """At most ``suffix_decoding_max_cached_requests`` jobs are kept."""
     drafter = make_drafter(suffix_decoding_max_cached_requests=2)
     for job in "abc":
         request = make_request(job, [ord(job), *FILE], [1], job=job)
@@ -129,18 +129,18 @@ def test_only_so_many_jobs_are_remembered() -> None:
 
 
 def test_a_request_without_a_job_leaves_only_what_it_said() -> None:
-    """Its prompt is forgotten when it ends."""
+    """The prompt of a request without a job is forgotten when it ends."""
     drafter = make_drafter()
     request = make_request("r", [*SYSTEM, *FILE], [1, 2, 3])
     drafter.propose(request, 4)
     assert drafter.num_tokens == len(request.all_token_ids)
     drafter.ended(request)
-    assert drafter.num_tokens == 4  # the output, and the token that stands behind it
+    assert drafter.num_tokens == 4  # The output, and the prompt token before it.
 
 
 @given(st.data())
 def test_the_same_requests_get_the_same_proposals(data: st.DataObject) -> None:
-    """Two drafters that see the same agree, and neither proposes more than was asked for."""
+    """Two drafters with the same input agree, and propose at most the requested number."""
     drafters = (make_drafter(), make_drafter())
     tokens = st.lists(st.integers(0, 3), min_size=1, max_size=12)
     for number in range(data.draw(st.integers(1, 6))):

@@ -1,4 +1,4 @@
-"""What an index predicts is what a plain count over all its tokens says."""
+"""An index predicts the same as a plain count over all its tokens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def plain_prediction(tokens: Sequence[int], end: Sequence[int]) -> Prediction | 
 
 @given(FEW_TOKENS, FEW_TOKENS)
 def test_predictions_are_those_of_a_plain_count(tokens: list[int], end: list[int]) -> None:
-    """Whatever the text, and whatever comes before."""
+    """Predictions equal the plain count's for any text and context."""
     index = TokenIndex()
     index.extend(tokens)
     assert index.predict(context_keys(end)) == plain_prediction(tokens, end)
@@ -52,7 +52,7 @@ def test_predictions_are_those_of_a_plain_count(tokens: list[int], end: list[int
 @settings(max_examples=200)
 @given(st.lists(st.one_of(FEW_TOKENS, st.integers(0, 60)), max_size=8), FEW_TOKENS)
 def test_what_is_cut_off_leaves_no_trace(steps: list[list[int] | int], end: list[int]) -> None:
-    """However text is added and cut off, an index is as if it had been given what is left."""
+    """After any appends and cuts, an index equals one built from the remaining text."""
     index, tokens = TokenIndex(), list[int]()
     for step in steps:
         if isinstance(step, int):
@@ -69,7 +69,7 @@ def test_what_is_cut_off_leaves_no_trace(steps: list[list[int] | int], end: list
 
 
 def test_a_shorter_longest_context_is_kept_to() -> None:
-    """With contexts of at most two tokens a longer one decides nothing."""
+    """With contexts of at most two tokens, longer ones are ignored."""
     text = [1, 2, 3, 4, 9, 9, 3, 4, 8, 3, 4, 8, 1, 2, 3, 4]
     short, long = TokenIndex(longest=2), TokenIndex()
     short.extend(text)

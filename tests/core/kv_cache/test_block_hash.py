@@ -55,6 +55,6 @@ def test_context_separates_prefixes(context: dict[str, Any], first_changed_block
 
 
 def test_media_differ_by_content_and_place() -> None:
-    """The same picture one token later, or another picture in its place, is another prefix."""
+    """The same picture one token later, or another picture in its place, gives another prefix."""
     spans = [MediaSpan("p", 0, 4), MediaSpan("p", 1, 4), MediaSpan("q", 0, 4)]
     assert len({hashes([0] * 4, media=[span])[0] for span in spans}) == 3

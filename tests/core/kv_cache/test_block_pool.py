@@ -1,4 +1,4 @@
-"""The block pool keeps count under any sequence of operations."""
+"""The block pool stays consistent under any sequence of operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUM_BLOCKS = 9
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    """Holders take, share, cache and free blocks; a model in plain lists says who holds what."""
+    """Holders take, share, cache and free blocks; plain lists model who holds what."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), fresh=st.booleans())
     def cache(self, data: st.DataObject, fresh: bool) -> None:
-        """Give a holder's unhashed head blocks a hash, sometimes one that another block already has."""
+        """Gives a holder's unhashed head blocks a hash, sometimes one that another block already has."""
         blocks = data.draw(st.sampled_from(self.holders))
         start = sum(1 for block in blocks if block.block_hash is not None)
         if any(block.block_hash is not None for block in blocks[start:]) or start == len(blocks):
@@ -43,7 +43,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 20), length=st.integers(1, 4), backwards=st.booleans())
     def hit(self, number: int, length: int, backwards: bool) -> None:
-        """Whoever finds cached blocks holds them too, in whatever order."""
+        """A new holder takes cached blocks, in either order."""
         found = []
         for i in range(length):
             block = self.pool.get_cached_block(f"{number}/{i}".encode())
@@ -56,7 +56,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 20), length=st.integers(1, 4))
     def give_up(self, number: int, length: int) -> None:
-        """What nobody is expected to look for any more can be found still."""
+        """Blocks marked to be evicted first can still be found."""
         self.pool.evict_first(f"{number}/{i}".encode() for i in range(length))
 
     @precondition(lambda self: self.holders)
@@ -67,7 +67,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule()
     def evict_all(self) -> None:
-        """Blocks that are held come back empty."""
+        """Evicts all; held blocks lose their hash."""
         self.pool.evict_all()
         assert not self.pool.num_cached_blocks
 
@@ -83,7 +83,7 @@ TestBlockPool.settings = settings(max_examples=60, stateful_step_count=40, deadl
 
 
 def test_unhashed_blocks_are_reused_before_cached_ones() -> None:
-    """A scratch block freed last is taken first; cached ones go least recently used first."""
+    """A scratch block freed last is reused first; cached ones are evicted least recently used first."""
     pool = BlockPool(5)
     old, young = pool.get_new_blocks(1), pool.get_new_blocks(1)
     scratch = pool.get_new_blocks(2)
@@ -98,7 +98,7 @@ def test_unhashed_blocks_are_reused_before_cached_ones() -> None:
 
 
 def test_the_tail_of_a_request_is_reused_first() -> None:
-    """Freed in reverse, the head of a prefix is the last block of it to go."""
+    """Blocks are freed in reverse, so the head of a prefix is evicted last."""
     pool = BlockPool(4)
     blocks = pool.get_new_blocks(3)
     pool.cache_full_blocks(blocks, [b"0", b"1", b"2"], 0, 3)
@@ -108,7 +108,7 @@ def test_the_tail_of_a_request_is_reused_first() -> None:
 
 
 def test_an_equal_block_takes_over_when_the_first_is_reused() -> None:
-    """Two blocks under one hash: evicting one leaves the other cached."""
+    """Of two blocks with one hash, evicting one leaves the other cached."""
     pool = BlockPool(3)
     first, second = pool.get_new_blocks(1), pool.get_new_blocks(1)
     pool.cache_full_blocks(first, [b"same"], 0, 1)

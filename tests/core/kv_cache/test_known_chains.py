@@ -1,4 +1,4 @@
-"""Promises about the blocks of turns that ended: what is known of them is what a look-up finds."""
+"""Promises about the blocks of ended turns: what is known of them equals what a look-up finds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cached(pool: BlockPool, count: int) -> list[KVCacheBlock]:
 
 
 def test_a_known_turn_and_what_follows_it_is_found(pool: BlockPool) -> None:
-    """As far as it is cached, and no further than is asked for."""
+    """The chain is found up to the last cached block, and up to the requested length."""
     blocks = cached(pool, 6)
     chains = KnownChains(pool)
     chains.note(HASHES, blocks[:4])
@@ -38,7 +38,7 @@ def test_a_known_turn_and_what_follows_it_is_found(pool: BlockPool) -> None:
 
 
 def test_what_is_cached_no_more_is_looked_up(pool: BlockPool) -> None:
-    """A block of the turn holds something else now."""
+    """If a block of the turn was reused, the chain is looked up."""
     blocks = cached(pool, 4)
     chains = KnownChains(pool)
     chains.note(HASHES, blocks)
@@ -49,7 +49,7 @@ def test_what_is_cached_no_more_is_looked_up(pool: BlockPool) -> None:
 
 
 def test_equal_blocks_are_looked_up(pool: BlockPool) -> None:
-    """Where two blocks cache the same a look-up finds the older one, and so does a replay."""
+    """If two blocks cache the same content, a look-up finds the older one, as a replay does."""
     blocks = cached(pool, 4)
     chains = KnownChains(pool)
     chains.note(HASHES, blocks)
@@ -59,7 +59,7 @@ def test_equal_blocks_are_looked_up(pool: BlockPool) -> None:
 
 
 def test_only_the_last_turns_are_known(pool: BlockPool) -> None:
-    """Their number is bounded."""
+    """The number of known turns is bounded."""
     block = cached(pool, 1)
     chains = KnownChains(pool)
     chains.note(HASHES, block)

@@ -1,4 +1,4 @@
-"""What a group with a window needs of a sequence: the cases by which V1 tests its managers, and more."""
+"""What a group with a window or chunks needs of a sequence: V1's test cases for its managers, and more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engine.kv_cache_groups import KVCacheGroup
 
 SIZE = 2
 WINDOW = 4
-"""Two blocks before a block's first token."""
+"""Spans two blocks before a block's first token."""
 HASHES = [str(i).encode() for i in range(12)]
 
 
@@ -33,7 +33,7 @@ def window_manager(
 
 
 def cache(pool: BlockPool, manager: SingleTypeKVCacheManager, is_cached: list[bool]) -> None:
-    """Cache a block for each of these that is said to be, as if a request had computed it and ended."""
+    """Caches a block for each True, as if a request had computed it and ended."""
     for block_hash, cached in zip(HASHES, is_cached, strict=False):
         if cached:
             (block,) = pool.get_new_blocks(1)
@@ -63,7 +63,7 @@ def cached_as(text: str) -> list[bool]:
     ],
 )
 def test_a_window_is_hit_from_the_right(text: str, num_hit: int) -> None:
-    """The longest prefix whose last window is cached, or all of it; null blocks stand before the window."""
+    """The longest prefix whose last window is cached is hit; null blocks precede the window."""
     pool = BlockPool(100)
     manager = window_manager(pool)
     cache(pool, manager, cached_as(text))
@@ -113,7 +113,7 @@ def chunk_manager(pool: BlockPool, chunk: int) -> ChunkedLocalAttentionManager:
     ],
 )
 def test_a_chunk_is_hit_from_the_left(text: str, num_hit: int) -> None:
-    """Chunks of two blocks: where one begins, nothing is needed of those before it, cached or not."""
+    """With chunks of two blocks, a hit at a chunk's start needs nothing from earlier chunks."""
     pool = BlockPool(100)
     manager = chunk_manager(pool, 4)
     cache(pool, manager, cached_as(text))
@@ -128,7 +128,7 @@ def test_a_chunk_is_hit_from_the_left(text: str, num_hit: int) -> None:
 
 @given(st.lists(st.booleans(), max_size=12), st.integers(1, 9))
 def test_a_chunks_hit_is_the_longest(is_cached: list[bool], chunk: int) -> None:
-    """Also where a chunk ends in the middle of a block."""
+    """The longest hit is found, also if a chunk ends within a block."""
     pool = BlockPool(100)
     manager = chunk_manager(pool, chunk)
     cache(pool, manager, is_cached)
@@ -154,7 +154,7 @@ def test_a_chunks_blocks_come_back_when_the_next_begins() -> None:
 
 
 def test_blocks_come_back_as_the_window_moves() -> None:
-    """A block is freed once none of its tokens is seen any more, by whoever comes next."""
+    """A block is freed once no token that may follow sees any of its tokens."""
     pool = BlockPool(100)
     manager = window_manager(pool)
     manager.add_hit("a", [])
@@ -170,7 +170,7 @@ def test_blocks_come_back_as_the_window_moves() -> None:
 
 
 def test_a_windows_blocks_are_evicted_before_those_of_full_attention() -> None:
-    """But not where a branch is expected: there they are worth as much as other cached blocks."""
+    """A window's old blocks are evicted first, except where a branch is expected."""
     pool = BlockPool(13)
     manager = window_manager(pool)
     manager.add_hit("a", [])
@@ -221,7 +221,7 @@ def by_group(hit: list[KVCacheBlock], num_groups: int) -> list[list[int]]:
     ],
 )
 def test_a_hit_is_what_all_groups_have(full: str, near: str, far: str, num_hit: int) -> None:
-    """The search goes on until none is shorter: here a full group, and windows of 2 and 4 blocks."""
+    """The search repeats until all groups agree: here a full group, and windows of 2 and 4 blocks."""
     pool = BlockPool(100)
     coordinator = hybrid(pool, None, 4, 8)
     for manager, text in zip(coordinator.single_type_managers, (full, near, far), strict=True):
@@ -246,7 +246,7 @@ def test_a_hit_is_what_all_groups_have(full: str, near: str, far: str, num_hit: 
     ],
 )
 def test_windows_and_chunks_agree_on_a_hit(full: str, window: str, chunk: str, num_hit: int) -> None:
-    """A full group, a window of two blocks and chunks of four."""
+    """A full group, a window of two blocks and chunks of four agree on a hit."""
     pool = BlockPool(100)
     groups = [KVCacheGroup((0,)), KVCacheGroup((1,), 4), KVCacheGroup((2,), attention_chunk=8)]
     coordinator = HybridKVCacheCoordinator(pool, SIZE, groups, 1000)
@@ -258,7 +258,7 @@ def test_windows_and_chunks_agree_on_a_hit(full: str, window: str, chunk: str, n
 
 
 def test_tables_of_all_groups_are_one_list() -> None:
-    """By block and within it by group; one name for a block in each group."""
+    """Tables are ordered by block, then by group; one name serves a block in each group."""
     pool = BlockPool(100)
     coordinator = hybrid(pool, None, 4)
     coordinator.add_hit("a", [])

@@ -1,4 +1,4 @@
-"""A tier keeps count of its slots under any sequence of operations, and gives up the right ones."""
+"""A tier stays consistent under any sequence of operations, and evicts the right contents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HASHES = st.integers(0, 9).map(lambda number: f"{number}".encode())
 
 
 class BlockTierMachine(RuleBasedStateMachine):
-    """Contents come and are used by transfers; a plain dict remembers in which slot each of them was put."""
+    """Contents are stored and used by transfers; a plain dict records the slot of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,13 +28,13 @@ class BlockTierMachine(RuleBasedStateMachine):
         self.dropped: list[bytes] = []
 
     def note_dropped(self, block_hash: bytes, slot: int) -> None:
-        """It lay there until now, and no transfer used it."""
+        """Checks that the dropped content was stored there, unused by transfers."""
         assert self.slots[block_hash] == slot
         assert block_hash not in self.users
         self.dropped.append(block_hash)
 
     def check_dropped(self, stored: bytes | None) -> None:
-        """One at most gave way, and it is gone."""
+        """Checks that at most one content was dropped, and is gone."""
         assert len(self.dropped) <= 1
         assert not any(block_hash in self.tier for block_hash in self.dropped), "told to be gone, and there"
         assert stored not in self.dropped
@@ -46,7 +46,7 @@ class BlockTierMachine(RuleBasedStateMachine):
 
     @rule(hashes=st.lists(HASHES, min_size=1, max_size=4, unique=True))
     def store(self, hashes: list[bytes]) -> None:
-        """What is new gets a slot that no transfer uses, unless there is none."""
+        """New contents get slots that no transfer uses, if there are any."""
         stored: list[bytes] = []
         for block_hash in hashes:
             known, in_use = block_hash in self.tier, {self.slots[h] for h in [*self.users, *stored]}
@@ -63,7 +63,7 @@ class BlockTierMachine(RuleBasedStateMachine):
 
     @rule(hashes=st.lists(HASHES, min_size=1, max_size=4, unique=True))
     def read(self, hashes: list[bytes]) -> None:
-        """What is found lies where it was put."""
+        """Contents are found where they were stored."""
         found = hashes[: self.tier.count_held(hashes)]
         if found:
             assert self.tier.acquire(found) == [self.slots[block_hash] for block_hash in found]
@@ -80,7 +80,7 @@ class BlockTierMachine(RuleBasedStateMachine):
 
     @rule()
     def reserve(self) -> None:
-        """A slot to be filled is nobody else's."""
+        """A reserved slot has no other user."""
         in_use = {self.slots[h] for h in self.users} | set(self.reserved)
         slot = self.tier.reserve()
         assert (slot is None) == (len(in_use) == NUM_SLOTS - self.num_retired)
@@ -92,7 +92,7 @@ class BlockTierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.reserved)
     @rule(block_hash=st.none() | HASHES)
     def fill(self, block_hash: bytes | None) -> None:
-        """It is found from now on, and the last to give way."""
+        """A filled slot can be found, and is evicted last."""
         slot, known = self.reserved.pop(0), block_hash is not None and block_hash in self.tier
         self.tier.fill(slot, block_hash)
         if block_hash is not None and not known:
@@ -111,7 +111,7 @@ class BlockTierMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        """All is forgotten but what is being filled; retired slots get another try."""
+        """Reset forgets everything except slots being filled, and retries retired slots."""
         assert self.tier.reset() is not bool(self.transfers)
         if not self.transfers:
             self.num_retired = 0
@@ -130,12 +130,12 @@ TestBlockTier.settings = settings(max_examples=100, stateful_step_count=40, dead
 
 
 def put(tier: BlockTier, *hashes: bytes) -> None:
-    """Store and be done with it."""
+    """Stores without a transfer."""
     tier.release([block_hash for block_hash in hashes if tier.add(block_hash) is not None])
 
 
 def test_the_least_recently_used_gives_way() -> None:
-    """A content that was just of use stays; one that a transfer reads stays in any case."""
+    """A recently used content stays; one that a transfer reads is never evicted."""
     tier = BlockTier(3)
     for block_hash in (b"a", b"b", b"c"):
         put(tier, block_hash)
@@ -146,7 +146,7 @@ def test_the_least_recently_used_gives_way() -> None:
 
 
 def test_the_tail_of_a_prefix_gives_way_first() -> None:
-    """Of blocks used together the first is the last to go: without it the others cannot be found."""
+    """Of blocks used together the first is evicted last: without it the others cannot be found."""
     tier = BlockTier(3)
     put(tier, b"0", b"1", b"2")
     tier.touch([b"0", b"1", b"2"])

@@ -1,6 +1,6 @@
-"""A disk behind the host tier: what host memory drops is written, found again, and read where it is worth it.
-Every step is executed on a made-up memory that fails if a slot is read while it is written, or holds
-something else than it is found for."""
+"""A disk tier below the host tier: contents that host memory drops are written, found again, and read if that
+pays. Every step runs on a fake memory that fails if a slot is read while it is written, or holds a wrong
+content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ HASHES = st.integers(0, 8).map(lambda number: f"{number}".encode())
 
 
 class DiskTierMachine(RuleBasedStateMachine):
-    """Contents are dropped by the host, written or not, and read; a dict remembers what each slot holds."""
+    """The host drops contents, which are written or not, and read; a dict records the content of each
+    slot."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +32,7 @@ class DiskTierMachine(RuleBasedStateMachine):
         self.writing: dict[int, bytes | None] = {}
         self.held: dict[int, bytes] = {}
         self.reads: list[dict[bytes, int]] = []
-        """The contents of each read under way, and the slots that it reads."""
+        """The contents of each read in flight, and their slots."""
 
     @property
     def being_read(self) -> Counter[bytes]:
@@ -39,7 +40,7 @@ class DiskTierMachine(RuleBasedStateMachine):
 
     @rule(hashes=st.lists(HASHES, min_size=1, max_size=3))
     def write(self, hashes: list[bytes]) -> None:
-        """Each goes to a slot that nobody reads or writes, and none is written twice."""
+        """Each write has a slot that no transfer uses, and no content is written twice."""
         for block_hash in hashes:
             self.disk.write(block_hash, 7)
         writes = self.disk.take_writes()
@@ -65,7 +66,7 @@ class DiskTierMachine(RuleBasedStateMachine):
 
     @rule(hashes=st.lists(HASHES, min_size=1, max_size=3, unique=True))
     def read(self, hashes: list[bytes]) -> None:
-        """What is found is where it was written, and no longer being written."""
+        """A found content is where it was written, and its write has ended."""
         found = hashes[: self.disk.tier.count_held(hashes)]
         if found:
             slots = self.disk.tier.acquire(found)
@@ -82,7 +83,7 @@ class DiskTierMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        """What is on its way is written for nothing."""
+        """Contents of writes in flight are forgotten."""
         assert self.disk.reset() is not bool(self.reads)
         if not self.reads:
             self.writing = dict.fromkeys(self.writing)
@@ -109,7 +110,7 @@ LARGE = DiskLevel(num_blocks=100, max_writes=100)
 def gone_from_memory(
     level: DiskLevel = LARGE, load_fate: LoadFate = at_once, write_fate: LoadFate = at_once
 ) -> EngineRoom:
-    """A room in which 'a' has run, and its 8 blocks were reused on the device and in host memory."""
+    """A room where 'a' has run, and its 8 blocks were reused on the device and in host memory."""
     room = EngineRoom(
         num_blocks=13, num_host_blocks=12, disk_level=level, load_fate=load_fate, write_fate=write_fate
     )
@@ -123,13 +124,13 @@ def gone_from_memory(
 
 
 def step_again(room: EngineRoom) -> SchedulerOutput:
-    """The step in which 'a' comes back."""
+    """Runs the step in which 'a' returns."""
     room.add("again", tokens(0, 32), max_tokens=1)
     return room.step()
 
 
 def test_a_returning_turn_is_read_from_disk() -> None:
-    """All but its last token come back, and are counted as read from disk."""
+    """All but the last token are loaded, and counted as read from disk."""
     room = gone_from_memory()
     written = room.scheduler.make_stats()
     assert (written.disk_written_blocks, written.num_used_disk_blocks) == (8 + 11 + 11 - 12,) * 2
@@ -143,7 +144,7 @@ def test_a_returning_turn_is_read_from_disk() -> None:
 
 
 def test_what_was_read_is_in_host_memory_again_and_on_disk_still() -> None:
-    """Its next return costs no read, and it may be dropped once more for nothing."""
+    """The next return needs no read, and the content may be dropped again without a write."""
     room = gone_from_memory()
     step_again(room)
     room.run()
@@ -155,7 +156,7 @@ def test_what_was_read_is_in_host_memory_again_and_on_disk_still() -> None:
 
 
 def test_one_load_may_come_from_memory_and_disk() -> None:
-    """The tail is in host memory still, the head on disk: or the other way round, each block where it is."""
+    """One load takes the tail from host memory and the head from disk, or the other way round."""
     room = EngineRoom(num_blocks=13, num_host_blocks=15, disk_level=LARGE)
     room.add("a", tokens(0, 32), max_tokens=1)
     room.run()
@@ -169,7 +170,7 @@ def test_one_load_may_come_from_memory_and_disk() -> None:
 
 
 def test_a_read_that_fails_costs_only_the_time_to_compute() -> None:
-    """The request goes on; what could not be read is not tried again."""
+    """A request continues after a failed read; its blocks are not read again."""
     fates = iter([(2, False)])
     room = gone_from_memory(load_fate=lambda: next(fates))
     assert step_again(room).kv_loads
@@ -185,7 +186,7 @@ def test_a_read_that_fails_costs_only_the_time_to_compute() -> None:
 
 
 def test_what_is_still_being_written_is_not_read() -> None:
-    """It is computed instead, and found when the write is reported."""
+    """A block still being written is recomputed, and found once the write is reported."""
     room = gone_from_memory(write_fate=lambda: (50, True))
     assert not step_again(room).kv_loads
     room.run()
@@ -198,7 +199,7 @@ def test_what_is_still_being_written_is_not_read() -> None:
 
 
 def test_a_disk_that_takes_nothing_more_costs_nothing_but_its_use() -> None:
-    """Every write fails: nobody waits, each slot is tried once, and a reset gives them another try."""
+    """If every write fails, no request waits, each slot is tried once, and a reset retries them."""
     level = DiskLevel(num_blocks=10, max_writes=100)
     room = gone_from_memory(level, write_fate=lambda: (0, False))
     stats = room.scheduler.make_stats()
@@ -214,7 +215,7 @@ def test_a_disk_that_takes_nothing_more_costs_nothing_but_its_use() -> None:
 
 
 def test_a_slow_disk_drops_what_it_cannot_take() -> None:
-    """No more writes than ``max_writes`` are under way; the others are counted."""
+    """At most ``max_writes`` writes are in flight; the other contents are dropped and counted."""
     room = gone_from_memory(DiskLevel(num_blocks=100, max_writes=3), write_fate=lambda: (500, True))
     stats = room.scheduler.make_stats()
     assert (stats.disk_written_blocks, stats.disk_dropped_writes) == (0, 18 - 3)
@@ -225,13 +226,13 @@ def test_a_slow_disk_drops_what_it_cannot_take() -> None:
     [(0, 0.0, True), (28, 0.0, True), (29, 0.0, False), (0, 0.9, True), (5, 0.9, False), (0, 1.1, False)],
 )
 def test_what_is_computed_sooner_is_not_read(fixed_tokens: int, read_share: float, reads: bool) -> None:
-    """28 tokens are read if computing them takes longer than beginning the read and reading them."""
+    """28 tokens are read only if recomputing them takes longer than the read with its fixed cost."""
     level = DiskLevel(num_blocks=100, max_writes=100, fixed_tokens=fixed_tokens, read_share=read_share)
     assert bool(step_again(gone_from_memory(level)).kv_loads) is reads
 
 
 def test_behind_other_reads_it_takes_longer() -> None:
-    """Two turns come back at once: reading the second would take as long as both, so it is computed."""
+    """Of two returning turns the second is recomputed, as its read would wait for the first."""
     level = DiskLevel(num_blocks=100, max_writes=100, read_share=0.6)
     room = EngineRoom(
         num_blocks=20, num_host_blocks=12, disk_level=level, load_fate=lambda: (9, True), max_num_seqs=2

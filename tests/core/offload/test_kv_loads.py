@@ -1,5 +1,5 @@
-"""A scheduler with a host tier: what the device dropped comes back, and whatever happens to a load, nothing
-is lost. Every step is executed on a made-up memory that fails if a request would read what is not its own."""
+"""A scheduler with a host tier: evicted KV is loaded back, and nothing is lost, whatever happens to a load.
+Every step runs on a fake memory that fails if a request would read another one's KV."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def tokens(start: int, count: int) -> list[int]:
 
 
 def ends(*fates: tuple[int, bool]) -> LoadFate:
-    """The fates of loads, one after the other: steps, success."""
+    """The fates of successive loads: steps and success."""
     stream = iter(fates)
     return lambda: next(stream)
 
 
 def evicted(load_fate: LoadFate, **options: Any) -> EngineRoom:
-    """A room in which 'a' has run and its blocks (8 of 12 for prompt and output) were reused by 'b'."""
+    """A room where 'a' has run and 'b' has reused its blocks (8 of 12 for prompt and output)."""
     room = EngineRoom(FcfsPolicy(), num_blocks=13, num_host_blocks=40, load_fate=load_fate, **options)
     hashes = room.add("a", tokens(0, 32), max_tokens=1).block_hashes
     room.run()
@@ -43,7 +43,7 @@ def evicted(load_fate: LoadFate, **options: Any) -> EngineRoom:
 
 
 def test_a_returning_turn_is_loaded_instead_of_computed() -> None:
-    """Its blocks were dropped on the device; all but the last token come back, and count as cached."""
+    """After eviction from the device, all but the last token are loaded, and count as cached."""
     room = evicted(ends((0, True)))
     request = room.add("again", tokens(0, 32), max_tokens=1)
     plan = room.step()
@@ -59,7 +59,7 @@ def test_a_returning_turn_is_loaded_instead_of_computed() -> None:
 
 
 def test_others_run_while_a_load_is_under_way() -> None:
-    """A load of several steps keeps nobody else from running; the request waits with its blocks."""
+    """Other requests run during a load of several steps; the loading request waits with its blocks."""
     room = evicted(ends((3, True)))
     request = room.add("again", tokens(0, 32), max_tokens=1)
     room.add("other", tokens(300, 8), max_tokens=6)
@@ -74,7 +74,7 @@ def test_others_run_while_a_load_is_under_way() -> None:
 
 
 def test_a_failed_load_is_computed() -> None:
-    """Nothing of it counts as cached, its copies are not offered again, and its tokens are stored anew."""
+    """None of it counts as cached, its copies are not offered again, and its tokens are stored again."""
     room = evicted(ends((1, False)))
     room.add("again", tokens(0, 32), max_tokens=1)
     while not room.scheduler.num_pending_loads:
@@ -91,11 +91,11 @@ def test_a_failed_load_is_computed() -> None:
 
 
 def test_a_load_goes_on_behind_what_the_device_still_has() -> None:
-    """The device's hit is kept, the host gives the blocks behind it, the rest is computed."""
+    """The device's hit is kept, the host provides the following blocks, the rest is computed."""
     room = EngineRoom(num_blocks=13, num_host_blocks=40)
     room.add("a", tokens(0, 32), max_tokens=1)
     room.run()
-    room.add("b", tokens(100, 32), max_tokens=1)  # takes the tail of a's blocks
+    room.add("b", tokens(100, 32), max_tokens=1)  # Takes the tail of a's blocks.
     room.run()
     room.add("again", tokens(0, 32) + tokens(500, 5), max_tokens=1)
     plan = room.step()
@@ -106,7 +106,7 @@ def test_a_load_goes_on_behind_what_the_device_still_has() -> None:
 
 
 def test_few_tokens_are_computed_rather_than_loaded() -> None:
-    """A load shorter than ``min_load_tokens`` is not worth its fixed cost."""
+    """A load shorter than ``min_load_tokens`` does not justify its fixed cost."""
     for min_load_tokens, loads in ((28, True), (29, False)):
         room = evicted(ends((0, True)), min_load_tokens=min_load_tokens)
         room.add("again", tokens(0, 32), max_tokens=1)
@@ -116,7 +116,7 @@ def test_few_tokens_are_computed_rather_than_loaded() -> None:
 @pytest.mark.parametrize("status", [RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_STOPPED])
 @pytest.mark.parametrize("succeeds", [True, False])
 def test_a_request_may_end_while_it_is_loaded(status: RequestStatus, succeeds: bool) -> None:
-    """It leaves at once; its blocks follow when nothing writes them any more. Its id may be used again."""
+    """The request ends at once; its blocks are freed when the load has ended. Its id may be reused."""
     room = evicted(ends((4, succeeds), (1, True)))
     room.add("again", tokens(0, 28), max_tokens=1)
     room.step()
@@ -138,7 +138,7 @@ def test_a_request_may_end_while_it_is_loaded(status: RequestStatus, succeeds: b
 
 
 def test_a_preempted_request_is_loaded_back() -> None:
-    """What it had computed is on the host by then: it resumes without computing it again."""
+    """The computed blocks are on the host by then, so the request resumes without recomputing."""
     room = EngineRoom(num_blocks=9, max_num_seqs=2, num_host_blocks=40, max_num_batched_tokens=40)
     room.add("a", tokens(0, 14), max_tokens=12)
     room.add("b", tokens(100, 14), max_tokens=12)
@@ -155,7 +155,7 @@ def test_a_preempted_request_is_loaded_back() -> None:
 
 
 def test_a_loaded_request_needs_nothing_but_its_turn() -> None:
-    """It has its slot and all its blocks from the start: those behind it in the queue cannot take them."""
+    """A loading request has its slot and blocks from the start, so that later requests cannot take them."""
     room = evicted(ends((3, True)), max_num_seqs=2)
     room.add("again", tokens(0, 32), max_tokens=1)
     for i in range(6):
@@ -168,7 +168,7 @@ def test_a_loaded_request_needs_nothing_but_its_turn() -> None:
 
 
 def test_what_was_loaded_is_found_by_others_at_once() -> None:
-    """Also before the request that it was loaded for has run."""
+    """Loaded blocks can be hit even before the request that they were loaded for runs."""
     room = evicted(ends((0, True)))
     room.add("again", tokens(0, 32), max_tokens=1)
     room.step()
@@ -179,8 +179,8 @@ def test_what_was_loaded_is_found_by_others_at_once() -> None:
 
 
 def test_what_the_host_gave_up_is_stored_again_when_it_is_used() -> None:
-    """The host evicted blocks that the device still has: the next request that finds them renews the
-    copies."""
+    """If the host evicted blocks that the device still has, the next request that hits them stores them
+    again."""
     room = EngineRoom(num_blocks=41, num_host_blocks=8)
     for start in (0, 100):
         room.add(f"from-{start}", tokens(start, 32), max_tokens=1)
@@ -193,8 +193,8 @@ def test_what_the_host_gave_up_is_stored_again_when_it_is_used() -> None:
 
 
 def test_no_pin_is_broken_as_a_last_resort_while_a_load_is_pending() -> None:
-    """Nothing runs, but something will: who does not fit waits for it before pins are sacrificed."""
-    policy = ChaosPolicy([])  # holds every turn; may be broken only as a last resort
+    """A request that does not fit waits for a pending load before pins are broken."""
+    policy = ChaosPolicy([])  # Pins every turn; pins break only as a last resort.
     room = EngineRoom(policy, num_blocks=13, num_host_blocks=40, load_fate=ends((3, True), (0, True)))
     room.add("a", tokens(0, 16), max_tokens=1)
     room.run()
@@ -212,7 +212,7 @@ def test_no_pin_is_broken_as_a_last_resort_while_a_load_is_pending() -> None:
 
 
 def test_without_chunked_prefill_a_loaded_request_gets_the_next_whole_budget() -> None:
-    """It is not cut, and the budget it waits for goes to no one behind it."""
+    """The prompt is not cut, and no later request takes the budget that it waits for."""
     room = evicted(ends((0, True)), enable_chunked_prefill=False, max_num_batched_tokens=46)
     room.add("again", tokens(0, 28) + tokens(700, 10), max_tokens=1)
     room.step()
@@ -230,11 +230,11 @@ LAYOUTS = {
     "a window": (KVCacheGroup((0,), 6),),
     "full and chunks": (KVCacheGroup((0,)), KVCacheGroup((1,), attention_chunk=16)),
 }
-"""Of models by what their layers attend to; blocks have 4 tokens."""
+"""KV cache groups of several models; blocks have 4 tokens."""
 
 
 class BusyDay:
-    """Jobs that return, overlap, are aborted and paused, for a long time, on too small a device pool."""
+    """Jobs return, overlap, are aborted and paused, for a long time, in a pool that is too small."""
 
     def __init__(self, seed: int, groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP) -> None:
         self.random = Random(f"busy day {seed}")
@@ -257,7 +257,7 @@ class BusyDay:
         self.ids = count()
 
     def disk(self) -> DiskLevel | None:
-        """None, or one that is small, slow, or both."""
+        """The disk level of this day: none, or one that is small, slow, or both."""
         level = DiskLevel(
             num_blocks=self.random.choice([3, 20, 200]),
             max_writes=self.random.choice([2, 50]),
@@ -283,7 +283,7 @@ class BusyDay:
         self.room.check_invariants()
 
     def turn(self) -> None:
-        """A job goes on from its last turn, or from an earlier point of it."""
+        """Continues a job from its last turn, or from an earlier point of it."""
         if len(self.room.scheduler.requests) > 8:
             return
         place = self.random.randrange(len(self.histories))
@@ -306,7 +306,7 @@ class BusyDay:
             )
 
     def fail_one(self) -> None:
-        """Its next logits are no numbers, if it comes to that: nobody finds what it held."""
+        """Makes a request's next logits invalid; if it fails, none of its blocks stays cached."""
         if self.room.scheduler.running:
             request_id = self.random.choice(self.room.scheduler.running).request_id
             held = self.full_blocks_of(request_id)
@@ -318,7 +318,7 @@ class BusyDay:
             self.room.failing.clear()
 
     def full_blocks_of(self, request_id: str) -> list[KVCacheBlock]:
-        """Those of full attention that it holds; of a window more may leave it in its last step."""
+        """Its full-attention blocks; blocks of a window may leave it in its last step."""
         kv = self.room.scheduler.kv
         table, groups = kv.block_ids(request_id), kv.kv_cache_groups
         full = [table[i :: len(groups)] for i, group in enumerate(groups) if group.is_full]
@@ -348,8 +348,8 @@ class BusyDay:
 
 @pytest.mark.parametrize("groups", LAYOUTS.values(), ids=LAYOUTS)
 def test_a_busy_day(groups: tuple[KVCacheGroup, ...]) -> None:
-    """Loads that are late or fail, aborts meanwhile, preemption, pauses, resets: each request ends once, each
-    block and slot holds what it is found for, and in the end all of them are back."""
+    """Late or failed loads, aborts, preemptions, pauses and resets: each request ends once, each block and
+    slot holds what it is found for, and at the end all are free."""
     seen: Counter[str] = Counter()
     for seed in range(16):
         day = BusyDay(seed, groups)

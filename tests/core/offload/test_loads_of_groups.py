@@ -1,6 +1,6 @@
-"""A host tier for a model with full and sliding-window layers: what it keeps of each group, up to where a
-prefix can be loaded, and what a load brings. Every step is executed on a made-up memory that fails if a
-request would read what is not its own."""
+"""A host tier for a model with full and sliding-window layers: which blocks of each group it keeps, up to
+where a prefix can be loaded, and what a load copies. Every step runs on a fake memory that fails if a request
+would read another one's KV."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.kv_cache_groups import KVCacheGroup, groups_of
 from tests.core.engine_room import EngineRoom
 
 FULL_AND_WINDOW = (KVCacheGroup((0,)), KVCacheGroup((1,), 8))
-"""Blocks have 4 tokens: two are in the window before a block's first token."""
+"""Blocks have 4 tokens: two blocks are in the window before a block's first token."""
 FULL, WINDOW = 0, 1
 
 
@@ -34,7 +34,7 @@ def room_of(**options: Any) -> EngineRoom:
 
 
 def forget_on_device(room: EngineRoom) -> None:
-    """Nothing is cached there any more."""
+    """Evicts everything cached on the device."""
     pool = room.scheduler.kv.pool
     pool.free_blocks(pool.get_new_blocks(pool.num_free_blocks))
 
@@ -44,7 +44,7 @@ def key(request: Request, index: int, group: int) -> BlockHash:
 
 
 def copied(room: EngineRoom, request: Request, group: int) -> list[int]:
-    """Blocks of the request's tokens that have a copy of this group that is not evicted before all others."""
+    """Blocks of the request with a host copy in this group that is not marked to be evicted first."""
     assert room.connector is not None
     tier = room.connector.tier
     return [
@@ -61,8 +61,8 @@ def ran(room: EngineRoom, name: str, prompt: list[int], max_tokens: int = 1) -> 
 
 
 def test_what_returns_need_is_kept() -> None:
-    """All of full attention; of the window what is before the ends of the prompt and of the answer. A prompt
-    that is sent again needs one block before that."""
+    """Copies are kept of all full-attention blocks, and of the windows before the ends of prompt and answer.
+    A resent prompt needs one block more."""
     room = room_of()
     request = ran(room, "a", tokens(0, 24), max_tokens=21)
     assert copied(room, request, FULL) == list(range(11))
@@ -71,7 +71,7 @@ def test_what_returns_need_is_kept() -> None:
 
 
 def test_a_load_brings_one_window() -> None:
-    """Eleven blocks of full attention and two of the window: the table has the null block before these."""
+    """Eleven blocks of full attention and two of the window are loaded; null blocks precede the window."""
     room = room_of()
     ran(room, "a", tokens(0, 24), max_tokens=21)
     forget_on_device(room)
@@ -89,7 +89,7 @@ def test_a_load_brings_one_window() -> None:
 
 
 def test_what_the_device_has_of_a_group_is_not_loaded() -> None:
-    """All of full attention is there, and without its window of no use: two blocks make it a hit."""
+    """Full attention is cached on the device, but a hit also needs the window: two blocks are loaded."""
     room = room_of()
     request = ran(room, "a", tokens(0, 24))
     pool = room.scheduler.kv.pool
@@ -109,7 +109,7 @@ def test_what_the_device_has_of_a_group_is_not_loaded() -> None:
 
 
 def test_a_prefix_ends_where_each_group_has_what_it_needs() -> None:
-    """The window before the answer's end is gone on both tiers: what is loaded ends with the prompt."""
+    """If both tiers lack the window before the answer's end, the load ends with the prompt."""
     room = room_of()
     request = ran(room, "a", tokens(0, 24), max_tokens=21)
     forget_on_device(room)
@@ -123,7 +123,7 @@ def test_a_prefix_ends_where_each_group_has_what_it_needs() -> None:
 
 
 def test_a_load_that_failed_is_computed_from_the_queue() -> None:
-    """There is no window to go on from: the request gives its blocks back, and is not loaded once more."""
+    """Without the window the request cannot continue: it frees its blocks and is recomputed."""
     fates = iter([(1, False)])
     room = room_of(load_fate=lambda: next(fates))
     ran(room, "a", tokens(0, 32))
@@ -146,7 +146,7 @@ def test_a_load_that_failed_is_computed_from_the_queue() -> None:
 
 
 def test_a_common_beginning_is_loaded_from_the_second_time_on_that_it_is_computed() -> None:
-    """Only the host still has it, and no window at its end: whoever computes it again leaves one there."""
+    """Only the host has the prefix, without a window at its end; the next one to compute it leaves one."""
     room = room_of(max_num_batched_tokens=32)
     common = tokens(0, 16)
     for number in range(3):
@@ -157,7 +157,7 @@ def test_a_common_beginning_is_loaded_from_the_second_time_on_that_it_is_compute
 
 
 def test_what_a_window_has_left_makes_way_first_and_is_not_written_to_disk() -> None:
-    """A full host evicts that before anything that a return would need."""
+    """A full host evicts blocks that left a window before any that a return would need."""
     level = DiskLevel(num_blocks=100, max_writes=100)
     room = room_of(num_host_blocks=20, disk_level=level)
     request = ran(room, "a", tokens(0, 48))
@@ -176,7 +176,7 @@ def test_what_a_window_has_left_makes_way_first_and_is_not_written_to_disk() -> 
 
 @pytest.mark.parametrize(("read_share", "cached"), [(0.1, 48), (0.9, 24)])
 def test_windows_on_disk_are_read_where_that_is_faster(read_share: float, cached: int) -> None:
-    """Two blocks that only the disk has stand between 24 and 48 tokens: they are weighed against those."""
+    """Two blocks on disk only extend the hit from 24 to 48 tokens: reading is weighed against that."""
     level = DiskLevel(num_blocks=100, max_writes=100, fixed_tokens=20.0, read_share=read_share)
     room = room_of(disk_level=level)
     request = ran(room, "a", tokens(0, 24), max_tokens=25)
@@ -196,7 +196,7 @@ def test_windows_on_disk_are_read_where_that_is_faster(read_share: float, cached
     forget_on_device(room)
     ran(room, "back", [*room.tokens["a"][:48], 7])
     assert room.finished["back"].num_cached_tokens == cached
-    # Of 14 blocks that are loaded for 48 tokens two are read.
+    # Of 14 blocks loaded for 48 tokens two are read.
     assert room.scheduler.make_stats().disk_loaded_tokens == (48 * 2 // 14 if cached == 48 else 0)
 
 
@@ -208,8 +208,8 @@ def test_windows_on_disk_are_read_where_that_is_faster(read_share: float, cached
     ],
 )
 def test_at_100k_tokens_a_tier_keeps_little(windows: list[int | None], most: float) -> None:
-    """Of the copies that a request would have if every layer attended to everything; what prompts leave
-    between two steps' ends is never copied."""
+    """The tier keeps a small share of the copies that full attention in all layers would need; blocks that
+    leave a window between two steps' ends are never copied."""
     groups = groups_of(windows)
     num_tokens, size = 100_000, 16
     all_full = len(groups) * num_tokens // size

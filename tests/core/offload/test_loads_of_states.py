@@ -1,6 +1,6 @@
-"""A host tier for a model with full attention and layers with states: states that the pool evicts go there,
-whole, and come back with the KV before them. Every step is executed on a made-up memory that fails if a
-request would go on from a state that is not its own. Blocks have 4 tokens, and a state has 10 blocks."""
+"""A host tier for a model with full attention and layers with states: evicted states go there whole, and are
+loaded with the KV before them. Every step runs on a fake memory that fails if a request would continue from a
+wrong state. Blocks have 4 tokens, and a state has 10 blocks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.core.test_windows import PinningPolicy
 
 PROMPT = list(range(24))
 NUM_STATES = 6
-"""Slots, of which a request takes four at most."""
+"""State slots, of which a request takes four at most."""
 
 
 def evict_states(room: EngineRoom, count: int = 3) -> None:
-    """Let other prompts take all slots."""
+    """Lets other prompts take all state slots."""
     for number in range(count):
         first = 1000 * len(room.tokens) + 100 * number
         room.add(f"other {len(room.tokens)}", list(range(first, first + 9)), max_tokens=1)
@@ -31,7 +31,7 @@ def evict_states(room: EngineRoom, count: int = 3) -> None:
 
 
 def room_with_copies(**options: Any) -> EngineRoom:
-    """The state behind 20 tokens of the prompt is on the host alone; their KV is in the pool."""
+    """A room where the state after 20 tokens of the prompt is on the host only; their KV is in the pool."""
     chosen: dict[str, Any] = {"num_host_blocks": 80} | options
     room = room_of(num_states=NUM_STATES, **chosen)
     assert cached_tokens(room, "a", PROMPT) == 0
@@ -46,7 +46,7 @@ def is_cached(room: EngineRoom, request: Request, num_tokens: int) -> bool:
 
 
 def test_a_state_comes_back_from_the_host() -> None:
-    """Although all the KV was still in the pool, nothing was found without its state."""
+    """Although all its KV is in the pool, a prompt is a hit only with its state loaded."""
     assert cached_tokens(room_with_copies(num_host_blocks=0), "again", PROMPT) == 0
     room = room_with_copies()
     request = room.add("again", PROMPT, max_tokens=3)
@@ -68,7 +68,8 @@ def test_it_comes_back_with_the_blocks_before_it() -> None:
 
 
 def test_nothing_is_loaded_where_a_part_of_the_state_is_gone() -> None:
-    """Nor anything that is kept before: it is stored whole when it is evicted again."""
+    """If a part of the state is missing, nothing is loaded; on its next eviction the state is stored
+    whole."""
     room = room_with_copies()
     states, connector = room.scheduler.kv.states, room.connector
     assert states is not None
@@ -87,7 +88,7 @@ def test_a_tier_that_cannot_hold_a_state_gets_none() -> None:
 
 
 def test_a_state_goes_on_to_the_disk_and_comes_back() -> None:
-    """The host holds one state at a time."""
+    """The host holds one state at a time; earlier ones go to disk and are loaded from there."""
     room = room_with_copies(num_host_blocks=14, disk_level=DiskLevel(num_blocks=200, max_writes=100))
     evict_states(room, 4)
     request = room.add("again", PROMPT, max_tokens=2)
@@ -97,7 +98,7 @@ def test_a_state_goes_on_to_the_disk_and_comes_back() -> None:
 
 
 def test_a_request_may_leave_while_its_state_is_loaded() -> None:
-    """The slot is the load's until that is reported."""
+    """The load keeps the slot until its end is reported."""
     fates: Iterator[tuple[int, bool]] = iter([(3, True)])
     room = room_with_copies(load_fate=lambda: next(fates, at_once()))
     request = room.add("again", PROMPT, max_tokens=2)
@@ -118,7 +119,7 @@ def test_a_load_that_fails_is_computed() -> None:
 
 
 def test_copies_of_a_poisoned_state_are_evicted() -> None:
-    """What a request with wrong numbers has used is on no tier."""
+    """A state used by a request with invalid logits is removed from all tiers."""
     room = room_with_copies()
     room.failing.add("again")
     assert cached_tokens(room, "again", PROMPT) == 20
@@ -127,7 +128,7 @@ def test_copies_of_a_poisoned_state_are_evicted() -> None:
 
 
 class HoldsJobs(PinningPolicy):
-    """Pins the turns of jobs alone."""
+    """Pins the turns of jobs only."""
 
     def on_turn_end(self, request: Request, now: float) -> Pin | None:
         return super().on_turn_end(request, now) if request.job is not None else None
@@ -135,7 +136,8 @@ class HoldsJobs(PinningPolicy):
 
 @pytest.mark.parametrize("num_host_blocks", [0, 80])
 def test_a_job_that_was_held_takes_its_state_along(num_host_blocks: int) -> None:
-    """Its pin keeps the state in the pool; when that has ended, the state goes to the host like the KV."""
+    """A job's pin keeps its state in the pool; when the pin has ended, the state goes to the host like the
+    KV."""
     policy = HoldsJobs()
     room = room_of(policy, num_states=NUM_STATES, num_host_blocks=num_host_blocks)
     turn = room.add("a", PROMPT, max_tokens=1, job_id="job")

@@ -1,4 +1,4 @@
-"""An engine core whose executor takes its time over loads: nobody hangs, nobody spins."""
+"""An engine core whose executor needs time for loads: no request hangs, and the core does not busy-wait."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from engine.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
 
 PROMPT = [7] * 320
-"""20 blocks."""
+"""The prompt fills 20 blocks."""
 
 
 def core_after_eviction(executor: FakeExecutorFactory, *, async_scheduling: bool = False) -> EngineCore:
-    """A core in which PROMPT has run and left the device's pool, but not the host."""
+    """A core where PROMPT has run and was evicted from the device's pool, but not from the host."""
     made: list[Executor] = []
 
     def make(config: object) -> Executor:
@@ -42,7 +42,7 @@ def add(core: EngineCore, request_id: str, prompt: list[int]) -> None:
 
 
 def run(core: EngineCore, request_id: str, prompt: list[int] = PROMPT) -> EngineCoreOutput:
-    """Add a request and step until it has ended; its last output."""
+    """Adds a request and steps until it has ended; returns its last output."""
     add(core, request_id, prompt)
     while core.wait_for_work():
         message = core.step()
@@ -54,7 +54,7 @@ def run(core: EngineCore, request_id: str, prompt: list[int] = PROMPT) -> Engine
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_while_only_a_load_is_pending_the_core_polls(async_scheduling: bool) -> None:
-    """60 steps for a load are 60 polls with a pause before each: not 60 steps at once, nor 60 stalls."""
+    """A load of 60 steps takes 60 polls with a pause before each: not 60 immediate steps, nor 60 stalls."""
     core = core_after_eviction(FakeExecutorFactory(load_steps=60), async_scheduling=async_scheduling)
     started_s = time.monotonic()
     output = run(core, "again")
@@ -73,7 +73,7 @@ def test_a_load_that_fails_costs_only_the_time_to_compute() -> None:
 
 
 def test_the_blocks_of_an_aborted_load_come_back_without_another_request() -> None:
-    """The core goes on asking for the load although no request is left, then has nothing to do."""
+    """The core polls the load although no request is left, then is idle."""
     core = core_after_eviction(FakeExecutorFactory(load_steps=10))
     add(core, "gone", PROMPT)
     core.step()
@@ -89,7 +89,7 @@ def test_the_blocks_of_an_aborted_load_come_back_without_another_request() -> No
 
 
 def test_others_are_served_during_a_load() -> None:
-    """A request that arrives while a long load is pending runs at once, and the load ends meanwhile."""
+    """A request that arrives during a long load runs at once, and the load ends meanwhile."""
     core = core_after_eviction(FakeExecutorFactory(load_steps=4))
     add(core, "again", PROMPT)
     core.step()

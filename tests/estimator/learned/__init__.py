@@ -1,1 +1,1 @@
-"""The learned model of remaining work: features, trees, and who judges them."""
+"""The learned model of remaining work: features, trees, and scores."""

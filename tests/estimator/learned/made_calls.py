@@ -1,4 +1,4 @@
-"""Calls that the estimator predicts alike, of which those in parallel take four times as long."""
+"""Synthetic calls with equal estimates, of which parallel calls take four times as long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PARALLEL = FEATURES.index("calls in parallel")
 
 
 def made_row(num_parallel: int) -> list[float]:
-    """Quantiles of half a second to two, whatever runs beside."""
+    """A row with quantiles of half a second to two, independent of parallel calls."""
     quantiles = [log_of(0.5 + 1.5 * level) for level in LEVELS]
     return [*quantiles, *[0.0] * (PARALLEL - len(LEVELS)), float(num_parallel), 8.0, 5.0]
 
@@ -29,7 +29,7 @@ def made_calls(num: int, *, effect: float = 4.0) -> list[PastCall]:
 
 
 def constant_model(correction: float, *, loss: float = 0.1, loss_without: float = 0.2) -> DurationModel:
-    """Adds the same to the logarithm of each quantile."""
+    """A model that adds the same to the logarithm of each quantile."""
     trees = Trees(0.0, [0], [LEAF], [0.0], [0], [0], [correction])
     return DurationModel(
         trees=[trees] * len(LEVELS), num_calls=500, loss=loss, loss_without=loss_without, kinds=[]

@@ -1,4 +1,4 @@
-"""Jobs whose work is predicted: who begins with a long prompt and calls ``Edit`` has much to do."""
+"""Synthetic jobs: one that begins with a long prompt and calls ``Edit`` has much work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The correction of calls' durations: its rows, what it learns, when it is believed, and what is refused."""
+"""The correction of call durations: its rows, what it learns, when it is applied, and what is refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ PYTEST, LS = ToolKey(("bash", "pytest", "unit")), ToolKey(("bash", "ls"))
 
 
 def test_a_row_says_what_was_known_when_the_call_began() -> None:
-    """The estimator's quantiles; the calls of its program before it, and of any, beside the median."""
+    """A row has the estimator's quantiles, and recent durations of its program and of any, relative to the
+    median."""
     history = CallHistory()
     history.add(PYTEST, 4.0)
     history.add(ToolKey(("bash", "pytest", "other")), 2.0)
@@ -62,7 +63,7 @@ def test_a_quantile_in_the_unknown_tail_is_the_longest_seen() -> None:
 
 
 def test_what_the_estimator_cannot_see_is_learned() -> None:
-    """Calls in parallel take longer; the quantiles of others stay. It says how well it did."""
+    """It learns that parallel calls take longer, leaves other calls' quantiles, and reports its loss."""
     model = fit_durations(made_calls(240))
     assert model is not None
     assert model.loss < 0.5 * model.loss_without
@@ -74,7 +75,7 @@ def test_what_the_estimator_cannot_see_is_learned() -> None:
 
 
 def test_where_nothing_is_to_be_learned_it_says_so() -> None:
-    """Of one group alone nothing is claimed either."""
+    """Without an effect the loss does not improve; with a single group no improvement is claimed."""
     model = fit_durations(made_calls(240, effect=1.0))
     assert model is not None
     assert model.loss > 0.97 * model.loss_without
@@ -93,7 +94,7 @@ def test_of_many_calls_some_of_all_are_learned_from(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_arrays_answer_as_scikit_learn_does() -> None:
-    """The quantile's trees, too."""
+    """The quantile's trees give scikit-learn's predictions."""
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(200, 4)).astype(np.float32).astype(np.float64)
     fitted = boosting.fit(rows, rows[:, 0] * 2, boosting.Size(20, 4, 10), 0.9)
@@ -102,7 +103,7 @@ def test_the_arrays_answer_as_scikit_learn_does() -> None:
 
 
 def test_corrected_quantiles_never_cross() -> None:
-    """And exactly those of the levels are moved."""
+    """Only the quantiles of the levels are moved."""
     curve = DurationEstimator().fit([LS] * 9, [0.5, 0.6, 0.7, 1.0, 1.5, 3.0, 5.0, 8.0, 20.0]).survival(LS)
     moved = corrected(curve, [0.5, 0.0, -0.5, 0.1, 0.2, 1.0])
     for level, correction in zip(LEVELS[2:], (-0.5, 0.1, 0.2, 1.0), strict=True):
@@ -117,7 +118,7 @@ def test_corrected_quantiles_never_cross() -> None:
 
 
 def test_it_is_believed_tool_by_tool() -> None:
-    """At first by what it was judged by when it was made, then by the calls that end."""
+    """The correction is trusted per tool: first by its training loss, then by calls that end."""
     kinds = [KindLoss("web", 0.3, 0.2)]
     corrector = Corrector(msgspec.structs.replace(constant_model(math.log(2)), kinds=kinds))
     assert corrector.correct("bash", made_row(1)).of(CURVE).quantile(0.5) == pytest.approx(2.5, rel=0.01)
@@ -132,7 +133,7 @@ def test_it_is_believed_tool_by_tool() -> None:
 
 
 def test_the_trainer_tells_calls_from_jobs() -> None:
-    """In its own process: calls in, a correction out; a model without a mark is one of remaining work."""
+    """The trainer process turns calls into a correction; a model without a mark is one of remaining work."""
     lesson = msgspec.msgpack.encode(made_calls(120))
     done = subprocess.run(
         spawn_command("estimator.learned.trainer"),
@@ -158,7 +159,7 @@ def test_the_trainer_tells_calls_from_jobs() -> None:
     ],
 )
 def test_a_damaged_model_is_refused(change: dict[str, Any], told: str) -> None:
-    """In a signal and in a state file, which otherwise keeps it as it is."""
+    """A damaged model is refused in a signal and in a state file, which otherwise preserves it."""
     model = constant_model(0.5)
     document = msgspec.json.decode(encode_model(model))
     document["trees"][3] |= {name: change.pop(name) for name in ("roots", "features") if name in change}

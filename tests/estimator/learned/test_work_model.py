@@ -1,4 +1,5 @@
-"""A model of remaining work: rows from turns, scikit-learn's trees walked without it, and what is refused."""
+"""A model of remaining work: rows from turns, scikit-learn's trees evaluated without it, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from tests.estimator.learned.made_jobs import LONG, SHORT, made_job, made_jobs
 
 
 def test_a_row_says_what_was_known_when_the_turn_began() -> None:
-    """Nothing of the turn's own answer is in it; tools are counted as the vocabulary has them."""
+    """A row has nothing of the turn's own answer; tools are counted by the vocabulary."""
     job = PastJob(
         "g",
         (
@@ -63,7 +64,7 @@ def test_a_row_says_what_was_known_when_the_turn_began() -> None:
 
 
 def test_tools_that_are_told_late_are_the_same_as_tools_told_at_once() -> None:
-    """A core hears of a turn's calls after its end."""
+    """Calls reported after a turn's end give the same rows as calls reported with it."""
     late = JobHistory()
     for turn in made_job(3, LONG).turns:
         late.add(msgspec.structs.replace(turn, tools=()))
@@ -76,7 +77,7 @@ def test_tools_that_are_told_late_are_the_same_as_tools_told_at_once() -> None:
 
 
 def test_a_job_of_more_turns_than_are_remembered_has_all_its_work() -> None:
-    """What the last remembered turn called is not what a later one did."""
+    """Calls of a later turn are not added to the last remembered turn."""
     history = JobHistory()
     for number in range(MAX_TURNS + 3):
         history.add(TurnFacts(100, 40, 9))
@@ -89,7 +90,7 @@ def test_a_job_of_more_turns_than_are_remembered_has_all_its_work() -> None:
 
 
 def test_the_arrays_answer_as_scikit_learn_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On rows that it learned from and on others. Its trees compare single precision."""
+    """Predictions equal scikit-learn's on training rows and others; its trees compare in single precision."""
     fitted: list[Any] = []
     export = boosting.export
 
@@ -111,17 +112,18 @@ def test_the_arrays_answer_as_scikit_learn_does(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_tools_predict_is_learned() -> None:
-    """Also of jobs that it did not learn from; where nothing is to be known it says so of itself."""
+    """The effect of tools holds for unseen jobs; a model without an effect reports that about itself."""
     model = fit_work(made_jobs(15))
     assert model is not None
     assert model.right > 0.75 > model.right_by_age
     new = {tool: rows_of(made_job(99, tool), model.tools)[2] for tool in (LONG, SHORT)}
     assert model.trees.predict(new[LONG]) > model.trees.predict(new[SHORT]) + 1
-    assert fit_work(made_jobs(3)) is None  # too few
+    assert fit_work(made_jobs(3)) is None  # There are too few.
 
 
 def test_the_trainer_is_a_process_of_its_own() -> None:
-    """Lessons in, a model out; nothing out of too few jobs; its failure is no zero."""
+    """The trainer process turns lessons into a model, too few jobs into none; a failure gives a non-zero exit
+    code."""
 
     def asked(lesson: bytes) -> subprocess.CompletedProcess[bytes]:
         command = spawn_command("estimator.learned.trainer")
@@ -146,8 +148,8 @@ def test_the_trainer_is_a_process_of_its_own() -> None:
     ],
 )
 def test_a_damaged_model_is_refused(change: dict[str, Any], told: str) -> None:
-    """Before anything walks it: no walk leaves the arrays or goes round. A state file with one is one
-    sentence."""
+    """A damaged model is refused before use: evaluation never leaves the arrays or loops. A state file with
+    one gives a one-sentence error."""
     model = fit_work(made_jobs(8))
     assert model is not None
     document = msgspec.json.decode(encode_model(model))
@@ -169,7 +171,7 @@ def test_a_damaged_model_is_refused(change: dict[str, Any], told: str) -> None:
 
 
 def test_pairs_are_counted_beside_those_of_age() -> None:
-    """A tie is half right; pairs that are alike say nothing; older ones fade."""
+    """A tie counts as half right; equal pairs count for nothing; older pairs fade."""
     judged = Concordance(10, 0.8, 0.4)
     assert (judged.right, judged.right_by_age) == pytest.approx((0.8, 0.4))
     judged.fade(0.5)

@@ -1,4 +1,4 @@
-"""What the bundled model learns from: slips and what follows them, and names made of common pieces."""
+"""The training dialogues of the bundled model: slips and what follows them, and names of common pieces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def dialogues() -> list[Dialogue]:
 
 
 def _tasks(dialogue: Dialogue) -> Iterator[list[tuple[Message, bool, list[str]]]]:
-    """Of each task its assistant messages, whether they are learned, and the results of their calls."""
+    """For each task its assistant messages, whether they are learned, and the results of their calls."""
     learned = iter(dialogue.learned)
     turns: list[tuple[Message, bool, list[str]]] = []
     for message in dialogue.messages:
@@ -41,7 +41,8 @@ def _tasks(dialogue: Dialogue) -> Iterator[list[tuple[Message, bool, list[str]]]
 def test_a_slip_names_a_file_that_is_not_there_and_is_followed_by_a_look_around(
     dialogues: list[Dialogue],
 ) -> None:
-    """It is not learned; the list of the folder that the path named is, and so is the end after a second."""
+    """The slip is not learned. The listing of the named folder that follows is, and so is giving up after a
+    second slip."""
     num_single = num_double = 0
     for turns in (turns for dialogue in dialogues for turns in _tasks(dialogue)):
         slips = [place for place, (_, learned, _) in enumerate(turns) if not learned]
@@ -59,8 +60,8 @@ def test_a_slip_names_a_file_that_is_not_there_and_is_followed_by_a_look_around(
 
 
 def test_no_piece_of_a_name_tells_the_one_before_it() -> None:
-    """Of the shipped tokenizer: nearly every token of names kept for evaluation stands behind several others
-    in names of training; what stood behind one only would be written behind that one."""
+    """With the shipped tokenizer, nearly every token of evaluation names follows at least three different
+    tokens in training names; otherwise the model would always complete it that way."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder())
     training, held_out = (Names(random.Random(1), held_out) for held_out in (False, True))
     before: dict[str, set[str]] = defaultdict(set)

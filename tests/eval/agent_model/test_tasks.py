@@ -1,4 +1,4 @@
-"""The tasks of the bundled model: solvable with the real tools, checked by a program, of new names."""
+"""The tasks of the bundled model: solvable with the real tools, checked by a program, with unseen names."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from eval.agents.tools import Toolbox
 
 
 def solve(task: Task, root: Path) -> list[str]:
-    """Carry the calls of a task out; their results."""
+    """Runs the calls of a task; returns their results."""
     tools = Toolbox(root, evaluate=evaluate_here)
     return [tools.run(c.name, json.dumps(dict(c.arguments))) for calls in task.rounds for c in calls]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_what_a_task_expects_comes_out_of_the_real_tools(kind: Kind) -> None:
-    """Whatever is asked for stands in the question or in a result, and the check agrees with the answer."""
+    """Everything expected is in the question or in a result, and the check accepts the answer."""
     for seed in range(8):
         rng = random.Random(seed)
         task = make_task(kind, World(rng, Names(rng, held_out=True)), "one")
@@ -59,7 +59,7 @@ def test_a_wrong_answer_or_work_not_done_is_no_solution(kind: Kind) -> None:
 
 
 def test_each_call_needs_what_earlier_ones_found() -> None:
-    """Along a chain no path but the first can be known from the question."""
+    """In a chain the question contains no path but the first."""
     chains = [task for task in islice(draw_tasks(3), 200) if task.kind == "follow"]
     assert chains
     for task in chains:

@@ -1,4 +1,4 @@
-"""Training the bundled model, in miniature: the result is a model folder like any other."""
+"""Training of the bundled model on a small scale: the result is an ordinary model folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the command makes of a few conversations."""
+    """The model folder that the command makes from a few conversations."""
     out = tmp_path_factory.mktemp("model")
     assert main(["--out", str(out), "--dialogues", "30"]) == 0
     return out
@@ -50,7 +50,8 @@ def test_the_folder_is_served_as_transformers_computes_it(folder: Path) -> None:
 
 
 def test_a_beginning_computed_once_changes_nothing() -> None:
-    """On a shared prefix the network gives what it gives on the whole, and what transformers gives."""
+    """With a precomputed prefix the network's outputs equal those of the whole sequence, and
+    transformers'."""
     torch.manual_seed(0)
     shape = NetworkShape(
         vocab_size=64, hidden_size=64, num_hidden_layers=3, head_dim=16, intermediate_size=64
@@ -72,7 +73,7 @@ def _qwen3(shape: NetworkShape) -> PreTrainedConfig:
 
 
 def test_copying_is_there_before_training() -> None:
-    """Of random tokens said twice, the second time nearly all are foretold."""
+    """When random tokens are repeated, most of the repetition is predicted."""
     torch.manual_seed(0)
     network = Network(NetworkShape(vocab_size=1000))
     initialize(network)
@@ -83,7 +84,7 @@ def test_copying_is_there_before_training() -> None:
 
 
 def test_only_what_the_assistant_says_is_learned(tokenizer: PreTrainedTokenizerFast) -> None:
-    """And not its slips: of each dialogue the targets are the texts between the marks of its turns."""
+    """The targets of each dialogue are the assistant's turns without its slips."""
     encoder = Encoder(tokenizer)
     dialogues = draw_dialogues(4)
     for _ in range(50):

@@ -14,12 +14,12 @@ from tests.eval.agents.scripts import SCRIPTS
 
 @pytest.fixture(scope="session")
 def agent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder that says what the scripts say."""
+    """A model folder that gives the scripts' replies."""
     return make_scripted_model(tmp_path_factory.mktemp("agents") / "model", SCRIPTS)
 
 
 @pytest.fixture(scope="session")
 def agent_server(agent_model: Path) -> Iterator[str]:
-    """The address of a server that serves it."""
+    """The address of a server with that model."""
     with running_server(agent_model, "--num-gpu-blocks-override", "2000") as server:
         yield server.url

@@ -1,4 +1,4 @@
-"""What a scripted model says in the tests of agents, and the tasks that go with it."""
+"""Replies of the scripted model in the tests of agents, and their tasks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCRIPTS = (SUM, WRITE, ESCAPE, ENDLESS, GARBLED, LONG)
 
 @dataclass(frozen=True, slots=True)
 class ScriptedTask:
-    """A task whose answer is known, and what must be in a file afterwards."""
+    """A task with a known answer, and the expected content of a file afterwards."""
 
     task_id: str
     kind: str

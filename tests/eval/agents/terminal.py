@@ -1,4 +1,4 @@
-"""A person at a terminal: a command runs under a pseudo-terminal, is typed to and read from."""
+"""A person at a terminal: runs a command under a pseudo-terminal, types and reads."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 _LAUNCH = (
     "import fcntl, signal, sys, termios\n"
-    "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # so that Ctrl-C is a signal to it
-    # which whoever runs these tests in the background has had ignored, for all that is begun there
+    "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # Makes Ctrl-C a signal to it.
+    # Background jobs inherit SIGINT ignored; so would this command.
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "from eval.cli.main import main\n"
     "sys.exit(main(sys.argv[1:]))"
@@ -40,14 +40,14 @@ class Person:
         os.write(self._terminal, key)
 
     def awaits_a_key(self) -> None:
-        """Until the program sleeps: what it shows comes shortly before that, and Python's line editor does
-        not notice a signal that comes in between."""
+        """Waits until the program sleeps: it shows its prompt shortly before, and Python's line editor misses
+        a signal that arrives in between."""
         deadline = time.monotonic() + TIMEOUT_S
         while _state(self.process.pid) != "S":
             assert time.monotonic() < deadline, "it does not come to rest"
 
     def sees(self, text: str, timeout_s: float = TIMEOUT_S) -> str:
-        """Wait until ``text`` is shown, after what was seen before; what was shown up to its end."""
+        """Waits until ``text`` is shown; returns everything shown from the last match to its end."""
         deadline = time.monotonic() + timeout_s
         while (found := self.shown.find(text, self._read)) < 0:
             assert time.monotonic() < deadline, f"never shown: {text!r}; but:\n{self.shown[self._read :]}"
@@ -56,38 +56,38 @@ class Person:
         return self.shown[start : self._read]
 
     def ends(self, timeout_s: float = TIMEOUT_S) -> int:
-        """The exit code."""
+        """Waits for the end; returns the exit code."""
         deadline = time.monotonic() + timeout_s
         while self._wait():
             assert time.monotonic() < deadline, f"it does not end:\n{self.shown[self._read :]}"
         return self.process.wait(timeout_s)
 
     def hangs_up(self) -> int:
-        """Close the terminal's window; the exit code."""
+        """Closes the terminal; returns the exit code."""
         os.close(self._terminal)
         self.is_there = False
         return self.process.wait(TIMEOUT_S)
 
     def _wait(self) -> bool:
-        """Take in what is shown within a second; False once nothing can come any more."""
+        """Reads what is shown within a second; False if nothing more can come."""
         if not select.select([self._terminal], [], [], 1.0)[0]:
             return True
         try:
             data = os.read(self._terminal, 65536)
-        except OSError:  # the other side is closed
+        except OSError:  # The other side is closed.
             return False
         self.shown += data.decode(errors="replace").replace("\r\n", "\n")
         return bool(data)
 
 
 def _state(pid: int) -> str:
-    """Of a process, as the kernel has it: R runs, S sleeps."""
+    """The state of a process in /proc: R is running, S is sleeping."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 @contextmanager
 def at_a_terminal(*arguments: str, **environment: str) -> Iterator[Person]:
-    """``continuum`` with these arguments; killed at the end whatever happened."""
+    """Runs ``continuum`` with these arguments; always kills it at the end."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", _LAUNCH, *arguments],

@@ -1,4 +1,4 @@
-"""Promises of the agent: what the model calls is done, its results go back, and every end is told apart."""
+"""Promises of the agent: it runs the model's calls, returns the results, and distinguishes every ending."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def model(request: pytest.FixtureRequest, agent_server: str) -> AsyncItera
 async def test_calls_are_carried_out_and_their_results_lead_to_an_answer(
     model: ChatModel, root: Path
 ) -> None:
-    """Turn by turn: what was said, called and found; the server sees one job and keeps its KV."""
+    """Each turn has its text, calls and results; the server sees one job and keeps its KV."""
     events: list[Event] = []
     agent = Agent(model=model, tools=Toolbox(root), max_turns=6, watch=events.append)
     run = await agent.ask(f"How many lines are in notes? Asked over {type(model).__name__}.")
@@ -71,7 +71,7 @@ async def test_calls_are_carried_out_and_their_results_lead_to_an_answer(
 async def test_a_call_that_leaves_the_folder_is_refused_and_the_model_is_told(
     model: ChatModel, root: Path
 ) -> None:
-    """A refusal, like a tool that is not there, is a text; the agent goes on."""
+    """The model gets the refusal, or an unknown tool, as a text result; the agent goes on."""
     (root.parent / "secret.txt").write_text("hush")
     run = await Agent(model=model, tools=Toolbox(root), max_turns=3).ask("Read the secret.")
     assert [result.result for result in run.turns[0].results] == [
@@ -82,7 +82,7 @@ async def test_a_call_that_leaves_the_folder_is_refused_and_the_model_is_told(
 
 
 async def test_an_agent_stops_at_its_turn_limit(model: ChatModel, root: Path) -> None:
-    """The calls of the last reply are not run any more, and the conversation is as it was before."""
+    """The calls of the last reply are not run, and the conversation is restored."""
     agent = Agent(model=model, tools=Toolbox(root), max_turns=3)
     run = await agent.ask("Never stop.")
     assert (run.ending, run.answer, len(run.turns)) == (Ending.OVER_LIMIT, "", 3)
@@ -91,7 +91,7 @@ async def test_an_agent_stops_at_its_turn_limit(model: ChatModel, root: Path) ->
 
 
 async def test_a_request_that_is_refused_is_told(model: ChatModel, root: Path) -> None:
-    """As when the context is full; what the agent was asked before still stands."""
+    """A refused request, as when the context is full, keeps the earlier conversation."""
     agent = Agent(model=model, tools=Toolbox(root), max_turns=6)
     await agent.ask("How many lines are there in notes?")
     num_messages = len(agent.messages)
@@ -103,7 +103,7 @@ async def test_a_request_that_is_refused_is_told(model: ChatModel, root: Path) -
 
 
 async def test_calls_of_one_reply_run_at_the_same_time(model: ChatModel, root: Path) -> None:
-    """A call takes as long as it is said to; two at once take as long as the longer one."""
+    """Two concurrent calls of stated durations take as long as the longer one."""
     agent = Agent(
         model=model,
         tools=Toolbox(root),
@@ -120,7 +120,7 @@ async def test_calls_of_one_reply_run_at_the_same_time(model: ChatModel, root: P
 
 
 async def test_a_job_may_be_named(model: ChatModel, root: Path) -> None:
-    """The server then takes the agent's word for whose turns they are."""
+    """The server then assigns the turns to the agent's job id."""
     job_id = f"named-{type(model).__name__}"
     agent = Agent(model=model, tools=Toolbox(root), max_turns=6, job_id=job_id)
     run = await agent.ask("Write the port down.")
@@ -129,7 +129,7 @@ async def test_a_job_may_be_named(model: ChatModel, root: Path) -> None:
 
 
 async def test_a_server_that_is_not_there_is_an_error(root: Path) -> None:
-    """One sentence, over either transport."""
+    """An unreachable server gives one sentence, over either transport."""
     nowhere = "http://127.0.0.1:9"
     async with ServerClient(nowhere, model="tiny") as client, open_client(nowhere) as library:
         for model in (HttpModel(client, Sampling()), OpenAIModel(library, "tiny", Sampling())):

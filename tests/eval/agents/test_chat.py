@@ -1,4 +1,4 @@
-"""Promises of ``continuum chat``: what is seen at a terminal, and what a pipe gets."""
+"""Promises of ``continuum chat``: what a terminal shows, and what a pipe gets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def interrupts_typing(person: Person) -> None:
-    """Ctrl-C once what is typed is shown: before that nobody may be listening yet."""
+    """Presses Ctrl-C once typed text is shown: before, the program may not be reading yet."""
     person.presses(b"x")
     person.sees("x")
     person.awaits_a_key()
@@ -50,7 +50,8 @@ def asks(person: Person, question: str) -> None:
 
 
 def test_a_conversation_at_a_terminal(agent_server: str, folder: Path) -> None:
-    """The reply, each call with its result, and how much was warm; the person's folder stays as it is."""
+    """A terminal shows the reply, each call with its result, and the cached share; the folder stays
+    unchanged."""
     with at_a_terminal("chat", "--base-url", agent_server, "--folder", str(folder)) as person:
         person.sees(f"The tools work in a temporary copy of {folder}")
         asks(person, "Write the port, please.")
@@ -72,7 +73,7 @@ def test_a_conversation_at_a_terminal(agent_server: str, folder: Path) -> None:
 
 
 def test_ctrl_c_stops_the_reply_and_not_the_program(agent_server: str) -> None:
-    """The question is dropped, and the next question is answered; Ctrl-C does not leave the prompt."""
+    """The question is dropped and the next one answered; Ctrl-C does not leave the prompt."""
     flags = ("--base-url", agent_server, "--max-turns", "500")
     with at_a_terminal("chat", *flags, NO_COLOR="1") as person:
         asks(person, "Never stop looking.")
@@ -94,7 +95,7 @@ def test_ctrl_c_stops_the_reply_and_not_the_program(agent_server: str) -> None:
 
 
 def test_a_pipe_is_answered_and_left(agent_server: str, folder: Path) -> None:
-    """The answer on stdout, everything else on stderr, no colors."""
+    """A pipe gets the answer on stdout, everything else on stderr, without colors."""
     done = piped("How many lines\nare in notes?\n", "--base-url", agent_server, "--folder", str(folder))
     assert (done.returncode, done.stdout) == (0, "I look around.\nThere are 4 lines.\n")
     assert '-> count_lines(path="notes/b.txt")' in done.stderr
@@ -102,7 +103,7 @@ def test_a_pipe_is_answered_and_left(agent_server: str, folder: Path) -> None:
 
 
 def test_a_call_out_of_the_folder_is_refused_and_shown(agent_server: str) -> None:
-    """A question may be an argument too; standard input is then left alone."""
+    """A question may be an argument; stdin is then not read."""
     done = piped("", "--base-url", agent_server, "Read the secret")
     assert (done.returncode, done.stdout) == (0, "I was not allowed to.\n"), done.stderr
     assert "error: ../secret.txt is outside the folder" in done.stderr
@@ -111,7 +112,7 @@ def test_a_call_out_of_the_folder_is_refused_and_shown(agent_server: str) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_server_of_its_own(agent_model: Path) -> None:
-    """Started for the chat; it does not hear Ctrl-C, and is gone with the terminal."""
+    """A server started for the chat ignores Ctrl-C, and ends with the terminal."""
     with at_a_terminal("chat", "--model", str(agent_model), NO_COLOR="1") as person:
         person.sees(f"Starting a server for {agent_model} ...")
         address = person.sees("/help", timeout_s=200).split(", at ")[1].split(".\n")[0]
@@ -127,7 +128,7 @@ def test_a_server_of_its_own(agent_model: Path) -> None:
 
 
 def test_no_answer_is_exit_code_1(agent_server: str) -> None:
-    """So that a script can tell."""
+    """No answer gives exit code 1, for scripts."""
     done = piped("Never stop", "--base-url", agent_server, "--max-turns", "2")
     assert (done.returncode, done.stdout) == (1, "")
     assert "No answer after 2 turns" in done.stderr
@@ -142,14 +143,14 @@ def test_no_answer_is_exit_code_1(agent_server: str) -> None:
     ],
 )
 def test_what_cannot_be_is_one_sentence(agent_server: str, arguments: list[str], told: str) -> None:
-    """No traceback; exit code 2 where an option is wrong."""
+    """An impossible request gives one sentence without a traceback; exit code 2 for a wrong option."""
     done = piped("Hello", *(agent_server if word == "SERVER" else word for word in arguments))
     assert done.returncode == (2 if "--folder" in arguments else 1)
     assert told in done.stderr.splitlines()[-1]
 
 
 def test_a_folder_too_large_to_copy_is_an_error(tmp_path: Path) -> None:
-    """Nobody waits for gigabytes."""
+    """The folder is refused before gigabytes are copied."""
     with (tmp_path / "big").open("wb") as file:
         file.truncate(65 * 2**20)
     done = piped("Hello", "--base-url", "http://127.0.0.1:9", "--folder", str(tmp_path))
@@ -158,7 +159,7 @@ def test_a_folder_too_large_to_copy_is_an_error(tmp_path: Path) -> None:
 
 
 def test_an_empty_question_is_an_error(agent_server: str) -> None:
-    """Rather than an answer to nothing."""
+    """An empty question is refused."""
     done = piped(" \n", "--base-url", agent_server)
     assert (done.returncode, done.stderr.strip()) == (
         1,

@@ -1,4 +1,4 @@
-"""Promises of the demonstration with live agents: real work under each policy, and a table of what came."""
+"""Promises of the demonstration with live agents: real work under each policy, and a table of results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE_LINES = 12
 
 
 def script_of(task: Task) -> Script:
-    """What solves the task."""
+    """A script that solves the task."""
     calls = ["\n".join(tool_call(c.name, **c.arguments) for c in calls) for calls in task.rounds]
     return Script(json.dumps(task.prompt)[1:-1], (*calls, task.answer))
 
@@ -38,7 +38,7 @@ def solver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_agents_work_under_each_policy(
     solver: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every task is solved by calls that were carried out; traces, records and results are left."""
+    """Every task is solved with executed calls; traces, records and results are written."""
     sizes = (
         "--tasks",
         str(NUM_TASKS),
@@ -67,7 +67,7 @@ def test_agents_work_under_each_policy(
 
 
 def test_tasks_are_the_same_for_the_same_seed() -> None:
-    """And every one has a page that is read early, as long as asked for."""
+    """Equal seeds give equal tasks; in each, a file of at least the requested length is read early."""
     tasks = live_tasks(6, 3, 30)
     assert tasks == live_tasks(6, 3, 30)
     assert tasks != live_tasks(6, 4, 30)
@@ -88,7 +88,7 @@ def test_tasks_are_the_same_for_the_same_seed() -> None:
 def test_flags_that_do_not_fit_are_errors(
     arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rather than ignored."""
+    """Flags that do not fit are refused."""
     assert main(["demo", "--out", str(tmp_path), *arguments]) == (1 if "--model" in arguments else 2)
     assert told in capsys.readouterr().err
 
@@ -97,7 +97,7 @@ def test_flags_that_do_not_fit_are_errors(
 def test_a_demo_that_cannot_be_written_does_not_begin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file where its folder would be; two runs for one folder."""
+    """A file in place of its folder, or two runs for one folder, is refused before anything runs."""
     (tmp_path / "file").write_text("")
     assert main(["demo", "--out", str(tmp_path / "file")]) == 1
     assert capsys.readouterr().err == f"continuum: Cannot write to {tmp_path / 'file'}: not a folder.\n"
@@ -108,7 +108,7 @@ def test_a_demo_that_cannot_be_written_does_not_begin(
 
 @pytest.mark.slow
 def test_repeats_are_runs_of_different_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each has a folder and jobs of its own; figures are means with intervals."""
+    """Each repeat has its own folder and jobs; figures are means with intervals."""
     sizes = (
         "--jobs",
         "2",

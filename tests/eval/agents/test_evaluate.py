@@ -1,4 +1,4 @@
-"""Promises of an evaluation: each task's own checker decides, and failures are told apart."""
+"""Promises of an evaluation: each task's own checker decides, and failures are distinguished."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def evaluate(*flags: str) -> int:
 def test_every_task_ends_in_one_way(
     agent_server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Solved, wrong, unparsed or over the limit; the file says how those went that were not solved."""
+    """Every task is solved, wrong, unparsed or over the limit; the file has the details of those not
+    solved."""
     file = tmp_path / "evaluation.json"
     assert evaluate("--base-url", agent_server, "--json", str(file), "--at-least", "50") == 1
     told = capsys.readouterr()
@@ -46,12 +47,12 @@ def test_every_task_ends_in_one_way(
 
 
 def test_replies_can_be_drawn(agent_server: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With a temperature, tasks one after the other."""
+    """With a temperature replies are sampled, one task after the other."""
     assert evaluate("--base-url", agent_server, "--temperature", "0.7", "--concurrency", "1") == 0
     assert capsys.readouterr().out.startswith("tiny, temperature 0.7: 2 of 5 tasks solved")
 
 
 def test_a_server_that_is_not_there_is_an_error() -> None:
-    """One sentence, nothing measured."""
+    """An unreachable server gives one sentence, and nothing is measured."""
     with pytest.raises(EvalError, match="Cannot reach the server"):
         evaluate("--base-url", "http://127.0.0.1:9")

@@ -1,4 +1,4 @@
-"""Promises of the bundled model: served without being named, it answers the chat's example questions."""
+"""Promises of the bundled model: served by default, it answers the chat's example questions."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.slow
 
 MAX_BYTES = 10 * 2**20
 ENDINGS = ("4", "tomato", "643", "40", "host.txt")
-"""Endings of the answers, full stop aside."""
+"""The expected ends of the answers, without the full stop."""
 
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """``continuum serve``, and nothing said of a model."""
+    """``continuum serve`` without a model argument."""
     log = tmp_path_factory.mktemp("box") / "server.log"
     with ServerProcess(["--host", "127.0.0.1", "--port", "0"], log) as server:
         assert f"No MODEL given; serving the bundled demo model as '{NAME}'." in log.read_text()
@@ -39,14 +39,14 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_it_is_served_without_being_named(box: str) -> None:
-    """Under a name of its own, which requests use."""
+    """Requests use the model under its own name."""
     (card,) = httpx.get(f"{box}/v1/models").json()["data"]
     assert card["id"] == NAME
 
 
 @pytest.mark.parametrize(("question", "ending"), list(zip(QUESTIONS, ENDINGS, strict=True)))
 async def test_it_answers_what_the_chat_proposes(box: str, question: str, ending: str) -> None:
-    """Its calls are read without a parser being named, and carried out."""
+    """The model's calls are parsed without naming a parser, and are run."""
     async with ServerClient(box, model=NAME) as client:
         with folder_of(FILES) as root:
             agent = Agent(model=HttpModel(client, Sampling()), tools=Toolbox(root), max_turns=12)
@@ -57,7 +57,7 @@ async def test_it_answers_what_the_chat_proposes(box: str, question: str, ending
 
 
 def test_what_it_cannot_do_ends_soon() -> None:
-    """Asked what it was not made for it may talk nonsense, but no reply of the chat fills its context."""
+    """Outside its tasks it may write nonsense, but no reply of the chat fills its context."""
     command = [sys.executable, "-m", "eval.cli", "chat", "list the files here"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     found = re.findall(r"of ([\d,]+) prompt tokens", done.stderr)
@@ -69,8 +69,8 @@ def test_what_it_cannot_do_ends_soon() -> None:
 
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_what_the_system_says_later_is_read_where_it_stands(box: str, role: str) -> None:
-    """OpenAI's clients send such messages anywhere: those at the front are joined, one between others is a
-    reminder in the message before it, as in all APIs."""
+    """As in all APIs, system messages at the front are joined, and a later one becomes a reminder in the
+    previous message."""
     first, second = {"role": "system", "content": "Be brief."}, {"role": role, "content": "Be kind."}
     hello = {"role": "user", "content": "Hello"}
     reminded = "Hello\n<system-reminder>\nBe kind.\n</system-reminder>"
@@ -87,5 +87,5 @@ def test_what_the_system_says_later_is_read_where_it_stands(box: str, role: str)
 
 
 def test_it_is_small() -> None:
-    """All files together: it travels with the package."""
+    """All files of the model together are small, since they are part of the package."""
     assert sum(file.stat().st_size for file in Path(folder()).rglob("*") if file.is_file()) <= MAX_BYTES

@@ -1,4 +1,4 @@
-"""What an agent's tools do in their folder, and what they refuse."""
+"""An agent's tools: their effects in the folder, and their refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real scheduler under a policy that a command line names, on a manual clock."""
+"""A real scheduler with a policy named as on a command line, on a manual clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK = 4
 
 @dataclass
 class PlainKnowledge:
-    """Costs that can be worked out by hand; of the future what a test says."""
+    """Costs that can be computed by hand, and the future that a test defines."""
 
     prefill_s_per_token: float = 0.1
     reload_s_per_token: float | None = None
@@ -29,16 +29,16 @@ class PlainKnowledge:
         return None if self.reload_s_per_token is None else num_tokens * self.reload_s_per_token
 
     def gap_s(self, request_id: str) -> float | None:
-        """0 to 9 s where the test says nothing."""
+        """The gap after a turn; 0 to 9 s unless the test defines it."""
         return self.gaps_s.get(request_id, float(crc32(request_id.encode()) % 10))
 
     def remaining_s(self, request_id: str) -> float:
-        """1 s where the test says nothing."""
+        """The remaining work; 1 s unless the test defines it."""
         return self.work_s.get(request_id, 1.0)
 
 
 class PolicyRoom(EngineRoom):
-    """Plays turns of jobs: prompts of one repeated token, continued from where the job's last turn ended."""
+    """Runs turns of jobs: prompts of one repeated token, continued from the end of the job's last turn."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class PolicyRoom(EngineRoom):
         num_host_blocks: int = 0,
         async_scheduling: bool = False,
     ) -> None:
-        """``num_blocks``: usable ones, of 4 tokens."""
+        """``num_blocks``: usable blocks of 4 tokens."""
         self.knowledge = knowledge or PlainKnowledge()
         context = PolicyContext(BLOCK, num_blocks, num_host_blocks=num_host_blocks)
         super().__init__(
@@ -66,7 +66,8 @@ class PolicyRoom(EngineRoom):
         self._last: dict[str, str] = {}
 
     def send(self, job: str, num_new: int, *, max_tokens: int = 1, is_last_step: bool = False) -> str:
-        """The job's next turn, with so many tokens more; its request id: job and number of the turn."""
+        """Adds the job's next turn with ``num_new`` more tokens; returns its request id: job and turn
+        number."""
         number = self._num_turns[job] = self._num_turns.get(job, 0) + 1
         last = self._last.get(job)
         history = [] if last is None else list(self.tokens[last])
@@ -78,7 +79,7 @@ class PolicyRoom(EngineRoom):
     def play(
         self, job: str, num_new: int, *commands: str, told: bool = True, is_last_step: bool = False
     ) -> str:
-        """Run the job's next turn to its end, alone; then its shell commands are told to the policy."""
+        """Runs the job's next turn alone to its end, then reports its shell commands to the policy."""
         request_id = self.send(job, num_new, is_last_step=is_last_step)
         self.run()
         if told and not is_last_step:
@@ -98,7 +99,7 @@ class PolicyRoom(EngineRoom):
 
     @property
     def held_until_s(self) -> float | None:
-        """Seconds from now until the next pin ends; None without pins."""
+        """Seconds until the next pin ends; None without pins."""
         due_s = self.scheduler.next_due_s()
         return None if due_s is None else due_s - self.clock.now()
 
@@ -115,7 +116,7 @@ class PolicyRoom(EngineRoom):
             self.step()
 
     def starts(self, count: int) -> list[str]:
-        """The next requests to start, in order."""
+        """Runs steps; returns the next requests to start, in order."""
         started: list[str] = []
         while len(started) < count:
             plan = self.step()

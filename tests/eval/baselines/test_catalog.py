@@ -1,4 +1,4 @@
-"""Policies are chosen by names; a wrong one is answered with those that there are."""
+"""Policies are selected by name; the error for a wrong name lists the existing ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.eval.baselines.policy_room import PolicyRoom
 
 @pytest.mark.parametrize("name", [syntax.partition("[")[0] for syntax, _ in policy_names()])
 def test_every_policy_serves_a_job(name: str) -> None:
-    """Two turns of a job, with what the API server reports in between."""
+    """Each policy runs two turns of a job, with the API server's reports in between."""
     room = PolicyRoom(name)
     room.play("a", 20, "ls")
     room.wait(1)
@@ -28,14 +28,14 @@ def test_every_policy_serves_a_job(name: str) -> None:
 
 @pytest.mark.parametrize("name", [syntax.partition("[")[0] for syntax, _ in policy_names(serving=True)])
 def test_a_policy_to_serve_with_crosses_into_the_core_process(name: str) -> None:
-    """Its factory is pickled there, and needs no knowledge."""
+    """The factory can be pickled for the core process, and needs no knowledge."""
     factory = pickle.loads(pickle.dumps(serving_policy(name)))
     assert factory(PolicyContext(16, 100)).pins() is not None
 
 
 @pytest.mark.parametrize("name", ["oracle", "paper", "infercept"])
 def test_a_policy_that_must_know_the_future_or_a_profile_cannot_serve(name: str) -> None:
-    """The sentence says so."""
+    """The error says that the policy must know the future or a profile."""
     with pytest.raises(PolicyError, match=f"Policy {name} needs knowledge that only a simulation has"):
         serving_policy(name)
 
@@ -54,7 +54,7 @@ def test_a_policy_that_must_know_the_future_or_a_profile_cannot_serve(name: str)
 def test_a_server_with_a_policy_that_cannot_be_does_not_start(
     policy: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One sentence, exit code 2."""
+    """The server exits with one sentence and code 2."""
     assert main(["serve", "model", "--scheduling-policy", policy]) == 2
     assert told in capsys.readouterr().err
 
@@ -79,13 +79,13 @@ def test_a_server_with_a_policy_that_cannot_be_does_not_start(
     ],
 )
 def test_a_wrong_name_or_parameter_is_one_sentence(text: str, told: str) -> None:
-    """It names what is wrong, and what there is instead."""
+    """The error names the wrong part and the existing alternatives."""
     with pytest.raises(PolicyError, match=told):
         parse_policy(text)
 
 
 def test_every_option_that_a_server_has_can_be_simulated() -> None:
-    """Under its name with _ for -."""
+    """Options have the same names, with _ for -."""
     for field in fields(ContinuumConfig):
         value = {"infer_jobs": "false", "estimator_state": None}.get(field.name, str(field.default).lower())
         if value is not None:
@@ -93,7 +93,8 @@ def test_every_option_that_a_server_has_can_be_simulated() -> None:
 
 
 def test_several_policies_are_separated_by_commas() -> None:
-    """As options of one policy are: a part with = and without : goes on with the policy before it."""
+    """Commas also separate a policy's options: a part with = and without : belongs to the policy before
+    it."""
     policies = parse_policies("fcfs, continuum:ttl_rule=fixed,fixed_ttl_s=10,fixed-ttl:5,gate")
     names = [policy.name for policy in policies]
     assert names == ["fcfs", "continuum:ttl_rule=fixed,fixed_ttl_s=10", "fixed-ttl:5", "gate"]

@@ -1,6 +1,6 @@
-"""Each baseline decides as published: numbers worked out by hand from its formula, on the real scheduler.
+"""Each baseline decides as published: numbers computed by hand from its formula, on the real scheduler.
 
-Blocks are of 4 tokens, a step takes 10 ms, a prefill 0.1 s per token as the profile says.
+Blocks have 4 tokens, a step takes 10 ms, and a prefill 0.1 s per token, as in the profile.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tests.eval.baselines.policy_room import PlainKnowledge, PolicyRoom
 
 
 def keep_busy(room: PolicyRoom, num_requests: int = 1, max_tokens: int = 100) -> None:
-    """Requests without a job that run for long."""
+    """Adds requests without a job that run for long."""
     for number in range(num_requests):
         room.add(f"busy{number}", [900 + number] * 4, max_tokens=max_tokens)
         room.step()
 
 
 def gap(room: PolicyRoom, job: str, seconds: float, command: str) -> None:
-    """One gap of the job: a turn that calls ``command``, and so much later the next turn."""
+    """Runs one gap of the job: a turn that calls ``command``, then waits before the next turn."""
     room.play(job, 4, command)
     room.wait(seconds)
 
@@ -32,7 +32,7 @@ def gap(room: PolicyRoom, job: str, seconds: float, command: str) -> None:
 
 
 def test_program_fcfs_orders_by_the_first_arrival_of_the_program() -> None:
-    """A returning turn of an old program goes before a program that began in between; nothing is held."""
+    """A returning turn of an older program goes before a program that began in between; nothing is pinned."""
     room = PolicyRoom("program-fcfs", max_num_seqs=1)
     room.play("old", 8, "ls")
     room.wait(1)
@@ -45,7 +45,7 @@ def test_program_fcfs_orders_by_the_first_arrival_of_the_program() -> None:
 
 
 def test_program_fcfs_preempts_the_youngest_program() -> None:
-    """Whatever was admitted last: the program that came last gives way."""
+    """The program that arrived last is preempted, whichever turn was admitted last."""
     room = PolicyRoom("program-fcfs", num_blocks=12)
     room.play("old", 4, "ls")
     room.wait(1)
@@ -62,7 +62,7 @@ def test_program_fcfs_preempts_the_youngest_program() -> None:
 
 @pytest.mark.parametrize("seconds", [0.5, 2, 60])
 def test_fixed_ttl_holds_every_turn_that_is_not_the_last_for_so_long(seconds: float) -> None:
-    """Whatever the tool; not after the job's last step."""
+    """Every turn but the last is pinned for the fixed time, whatever its tool."""
     room = PolicyRoom(f"fixed-ttl:{seconds}")
     room.play("a", 20, "sleep 1000")
     assert room.held_until_s == pytest.approx(seconds)
@@ -75,7 +75,7 @@ def test_fixed_ttl_holds_every_turn_that_is_not_the_last_for_so_long(seconds: fl
 
 
 def test_fixed_ttl_keeps_a_pin_whose_turn_is_back() -> None:
-    """Past its end it stays until the turn that waits has taken it over."""
+    """An expired pin stays until the waiting turn has taken it over."""
     room = PolicyRoom("fixed-ttl:2", max_num_seqs=1)
     room.play("a", 20, "ls")
     keep_busy(room)
@@ -87,7 +87,7 @@ def test_fixed_ttl_keeps_a_pin_whose_turn_is_back() -> None:
 
 
 def test_fixed_ttl_lets_nobody_break_a_pin_but_an_engine_that_stands_still() -> None:
-    """While something runs a new job waits, however long; when nothing does, the pin goes at once."""
+    """While something runs a new job waits, however long; when nothing runs, the pin is broken at once."""
     room = PolicyRoom("fixed-ttl:1000", num_blocks=16)
     room.play("a", 40, "ls")
     keep_busy(room, max_tokens=12)
@@ -96,12 +96,12 @@ def test_fixed_ttl_lets_nobody_break_a_pin_but_an_engine_that_stands_still() -> 
     room.step()
     assert room.pinned_jobs == ["a"]
     room.run()
-    assert room.num_pins == 1  # that of the new job
+    assert room.num_pins == 1  # The pin is the new job's.
     assert room.pinned_jobs == ["new"]
 
 
 def test_fixed_ttl_orders_preempted_then_warm_then_program_age() -> None:
-    """The three keys of the Continuum paper, section 4.3."""
+    """The order has the three keys of the Continuum paper, section 4.3."""
     room = PolicyRoom("fixed-ttl:5", max_num_seqs=1)
     room.play("old", 8, "ls")
     room.wait(6)
@@ -117,12 +117,12 @@ def test_fixed_ttl_orders_preempted_then_warm_then_program_age() -> None:
 
 
 by_either_name = pytest.mark.parametrize("fork", ["fork", "continuum:ttl_rule=fork"])
-"""A rule has one meaning: as a policy of its own and as a rule of ours it decides alike."""
+"""The rule decides the same as a separate policy and as a rule of ours."""
 
 
 @by_either_name
 def test_fork_pins_two_seconds_up_to_a_mean_of_two_seconds(fork: str) -> None:
-    """A new tool: 2 s. Gaps of 1 and 2.9 s: mean 1.95, 2 s. A third of 4.1 s: mean 2.67, nothing."""
+    """A new tool: 2 s. Gaps of 1 and 2.9 s: mean 1.95, 2 s. A third of 4.1 s: mean 2.67, no pin."""
     room = PolicyRoom(fork)
     held = []
     for seconds in (1.0, 2.9, 4.1, 1.0):
@@ -136,7 +136,7 @@ def test_fork_pins_two_seconds_up_to_a_mean_of_two_seconds(fork: str) -> None:
 
 @by_either_name
 def test_fork_lends_a_tool_nothing_of_others(fork: str) -> None:
-    """After ten slow calls of another tool a quick one is held by its own mean."""
+    """After ten slow calls of another tool a quick one is pinned by its own mean."""
     room = PolicyRoom(fork)
     for number in range(10):
         for job, seconds, command in (("quick", 0.1, "ls"), ("slow", 90.0, "make all")):
@@ -148,7 +148,7 @@ def test_fork_lends_a_tool_nothing_of_others(fork: str) -> None:
 
 @by_either_name
 def test_fork_takes_the_first_word_for_the_tool(fork: str) -> None:
-    """After slow gaps of ``cd x && make`` a quick ``cd y && ls`` is not held either."""
+    """After slow gaps of ``cd x && make`` a quick ``cd y && ls`` is not pinned either."""
     room = PolicyRoom(fork)
     gap(room, "a", 60.0, "cd x && make")
     room.play("a", 4, "cd y && ls")
@@ -161,14 +161,14 @@ def test_fork_takes_the_first_word_for_the_tool(fork: str) -> None:
 @by_either_name
 @pytest.mark.parametrize("commands", [(), ("ls", "pwd")])
 def test_fork_pins_nothing_without_exactly_one_call(commands: tuple[str, ...], fork: str) -> None:
-    """Its pattern finds one block or none."""
+    """The published pattern matches one block or none."""
     room = PolicyRoom(fork)
     room.play("a", 4, *commands)
     assert room.num_pins == 0
 
 
 def test_fork_queues_pinned_jobs_first_and_preempted_ones_by_age() -> None:
-    """Of two cold turns the older job's goes first although the younger one was preempted."""
+    """Of two cold turns the older job's goes first, although the younger one was preempted."""
     room = PolicyRoom("fork", num_blocks=10)
     room.play("old", 4, "ls")
     room.wait(3)
@@ -185,7 +185,7 @@ def test_fork_queues_pinned_jobs_first_and_preempted_ones_by_age() -> None:
 
 
 def test_fork_preempts_the_latest_job_rather_than_touch_a_pin() -> None:
-    """While two or more run; of them one not flagged as its job's last step, even if it is older."""
+    """With two or more running, the latest job without a last-step flag is preempted, pins are kept."""
     for flagged, victim in ((False, "c1"), (True, "b1")):
         room = PolicyRoom("fork", num_blocks=14)
         room.play("held", 16, "ls")
@@ -199,7 +199,7 @@ def test_fork_preempts_the_latest_job_rather_than_touch_a_pin() -> None:
 
 
 def test_fork_drops_the_pin_that_ends_last_when_at_most_one_runs() -> None:
-    """A turn that grows alone takes all of the pin with the latest end, and no other."""
+    """A turn that grows alone takes the whole pin with the latest end, and no other."""
     room = PolicyRoom("fork", num_blocks=14)
     room.play("first", 16, "ls")
     room.wait(0.5)
@@ -211,7 +211,7 @@ def test_fork_drops_the_pin_that_ends_last_when_at_most_one_runs() -> None:
 
 
 def test_fork_drops_a_pin_for_the_head_of_the_queue_only_when_nothing_runs() -> None:
-    """A job that does not fit waits for ends of pins while anything runs."""
+    """While anything runs, a job that does not fit waits for pins to end."""
     room = PolicyRoom("fork", num_blocks=14)
     room.play("held", 32, "ls")
     room.add("busy", [1] * 8, max_tokens=3)
@@ -221,7 +221,7 @@ def test_fork_drops_a_pin_for_the_head_of_the_queue_only_when_nothing_runs() -> 
     assert room.pinned_jobs == ["held"]
     room.starts(1)
     assert "busy" in room.finished
-    room.step()  # what is left of a broken pin goes with the next step
+    room.step()  # The rest of a broken pin is freed by the next step.
     assert room.pinned_jobs == []
 
 
@@ -229,7 +229,7 @@ def test_fork_drops_a_pin_for_the_head_of_the_queue_only_when_nothing_runs() -> 
 
 
 def test_paper_starts_with_the_logarithm_of_the_benefit() -> None:
-    """Exp(1 s) and η = 1: ln B for B > 1 s, B = T̄ + PrefillReload. 32 tokens: 3.2 s; 8 tokens: 0.8 s."""
+    """Exp(1 s) and η = 1 give ln B for B > 1 s, B = T̄ + PrefillReload. 32 tokens: 3.2 s; 8 tokens: 0.8 s."""
     room = PolicyRoom("paper")
     room.play("a", 32, "ls")
     assert room.held_until_s == pytest.approx(math.log(3.2))
@@ -238,14 +238,14 @@ def test_paper_starts_with_the_logarithm_of_the_benefit() -> None:
 
 
 def test_paper_reloads_where_there_is_a_host_tier() -> None:
-    """PrefillReload is then the copy: 32 tokens of 0.05 s, ln 1.6."""
+    """With a host tier PrefillReload is the copy: 32 tokens of 0.05 s, ln 1.6."""
     room = PolicyRoom("paper", PlainKnowledge(reload_s_per_token=0.05))
     room.play("a", 32, "ls")
     assert room.held_until_s == pytest.approx(math.log(1.6))
 
 
 def learned_paper_room(command: str) -> PolicyRoom:
-    """After 101 gaps: 80 of 1 s, then 21 of 5 s, all of jobs of one gap."""
+    """A room after 101 gaps: 80 of 1 s, then 21 of 5 s, each in a job with one gap."""
     room = PolicyRoom("paper")
     for number in range(101):
         job = f"job {number}"
@@ -267,7 +267,7 @@ def learned_paper_room(command: str) -> PolicyRoom:
 )
 @pytest.mark.parametrize("command", ["ls", "never seen"])
 def test_paper_maximizes_over_the_gaps_seen(num_tokens: int, ttl_s: float, command: str) -> None:
-    """argmax of P(τ, f)·B − τ; with too few gaps of this tool, over those of all tools."""
+    """The TTL is the argmax of P(τ, f)·B − τ; with too few gaps of this tool, over those of all tools."""
     room = learned_paper_room("ls")
     room.play("new", num_tokens, command)
     if ttl_s:
@@ -277,7 +277,7 @@ def test_paper_maximizes_over_the_gaps_seen(num_tokens: int, ttl_s: float, comma
 
 
 def test_paper_breaks_the_latest_programs_pin_for_whoever_does_not_fit() -> None:
-    """Also for a new job while others run; whole pins, until it fits."""
+    """Also a new job breaks pins while others run; whole pins, latest program first, until it fits."""
     room = PolicyRoom("paper", num_blocks=32)
     for job in ("first", "second", "third"):
         room.play(job, 32, "ls")
@@ -293,8 +293,8 @@ def test_paper_breaks_the_latest_programs_pin_for_whoever_does_not_fit() -> None
 
 
 def test_infercept_preserves_until_that_wastes_as_much_as_discarding() -> None:
-    """Discarding 40 tokens alone wastes T_fwd·C = 4 s times C: preserved for 4 s, and not if the tool's mean
-    is beyond."""
+    """Discarding 40 tokens alone wastes T_fwd·C = 4 s times C, so they are preserved for 4 s, or not at all
+    if the tool's mean is longer."""
     room = PolicyRoom("infercept")
     room.play("a", 40, "ls")
     assert room.held_until_s == pytest.approx(4.0)
@@ -308,7 +308,7 @@ def test_infercept_preserves_until_that_wastes_as_much_as_discarding() -> None:
 
 
 def test_infercept_counts_what_a_recomputation_holds_up() -> None:
-    """40 tokens of another running turn: T_fwd·(C + C_other) / C = 4·80/40 = 8 s."""
+    """Another running turn of 40 tokens doubles it: T_fwd·(C + C_other) / C = 4·80/40 = 8 s."""
     room = PolicyRoom("infercept")
     room.add("other", [1] * 32, max_tokens=20)
     room.step()
@@ -320,7 +320,7 @@ def test_infercept_counts_what_a_recomputation_holds_up() -> None:
 
 
 def test_infercept_swaps_where_that_wastes_least() -> None:
-    """2·T_swap·(C + C_other): with 0.01 s a token 40 tokens waste 0.8 s of preserving."""
+    """Swapping wastes 2·T_swap·(C + C_other): at 0.01 s a token 40 tokens equal 0.8 s of preserving."""
     room = PolicyRoom("infercept", PlainKnowledge(reload_s_per_token=0.01))
     room.play("a", 40, "ls")
     assert room.held_until_s == pytest.approx(0.8)
@@ -330,7 +330,7 @@ def test_infercept_swaps_where_that_wastes_least() -> None:
 def test_infercept_preserves_nothing_of_a_turn_that_computed_nothing(
     reload_s_per_token: float | None,
 ) -> None:
-    """Stopped while it still waited: there are no tokens to waste memory on, nor to divide by."""
+    """A turn stopped while waiting has no tokens to preserve, nor to divide by."""
     room = PolicyRoom("infercept", PlainKnowledge(reload_s_per_token=reload_s_per_token), max_num_seqs=1)
     keep_busy(room)
     request = room.scheduler.requests[room.send("a", 40)]
@@ -346,7 +346,7 @@ def test_infercept_preserves_nothing_of_a_turn_that_computed_nothing(
 
 
 def test_plas_serves_the_program_that_was_served_least() -> None:
-    """Attained service is the time its turns ran, waiting not counted; a new program has none."""
+    """Attained service is the time that a program's turns ran, without waiting; a new program has none."""
     room = PolicyRoom("plas", max_num_seqs=1)
     room.send("long", 4, max_tokens=30)
     room.run()
@@ -361,7 +361,7 @@ def test_plas_serves_the_program_that_was_served_least() -> None:
 
 
 def test_plas_promotes_a_program_that_waited_ten_times_its_service() -> None:
-    """Served 0.3 s, it has waited 3 s: it goes before one that was served 0.1 s."""
+    """After 0.3 s of service and 3 s of waiting it goes before a program with 0.1 s of service."""
     room = PolicyRoom("plas", max_num_seqs=1)
     room.send("long", 4, max_tokens=30)
     room.run()
@@ -381,7 +381,7 @@ def test_plas_promotes_a_program_that_waited_ten_times_its_service() -> None:
 
 
 def test_gate_bounds_the_contexts_of_jobs_that_have_begun() -> None:
-    """Half of 64 blocks is 128 tokens: after one of 81 tokens a job of 48 waits, one of 40 does not."""
+    """Half of 64 blocks is 128 tokens: after a job of 81 tokens a job of 48 waits, one of 40 does not."""
     room = PolicyRoom("gate:0.5")
     room.play("a", 80, "ls")
     room.send("too big", 48)
@@ -392,7 +392,7 @@ def test_gate_bounds_the_contexts_of_jobs_that_have_begun() -> None:
 
 
 def test_gate_lets_returning_turns_in_and_counts_their_growth() -> None:
-    """A job inside may come back however long its context has become."""
+    """An admitted job may return however long its context has become."""
     room = PolicyRoom("gate:0.5")
     room.play("a", 80, "ls")
     room.play("a", 80, "ls")
@@ -404,7 +404,7 @@ def test_gate_lets_returning_turns_in_and_counts_their_growth() -> None:
 
 @pytest.mark.parametrize("how", ["last step", "closed", "answered"])
 def test_gate_opens_when_a_job_ends(how: str) -> None:
-    """Its client says so, or its turn called no tool."""
+    """The gate opens if the client closes the job, or if its turn called no tool."""
     room = PolicyRoom("gate:0.5")
     room.play("a", 120, "ls")
     room.send("b", 40)
@@ -421,7 +421,7 @@ def test_gate_opens_when_a_job_ends(how: str) -> None:
 
 
 def test_gate_makes_nobody_wait_longer_than_half_an_hour() -> None:
-    """ThunderAgent's bound of 1800 s."""
+    """The bound is ThunderAgent's, 1800 s."""
     room = PolicyRoom("gate:0.5")
     room.play("a", 120, "ls")
     room.send("b", 40)
@@ -433,11 +433,11 @@ def test_gate_makes_nobody_wait_longer_than_half_an_hour() -> None:
     assert "b1" in room.finished
 
 
-# ---- known-work and oracle: what nobody can know ----
+# ---- known-work and oracle: knowledge of the future ----
 
 
 def test_known_work_lets_the_job_go_first_that_is_sooner_done() -> None:
-    """Both came at once: the second has 2 s of work left, the first 50; without a weight the first goes."""
+    """Of two simultaneous jobs one has 2 s of work left, one 50 s; without a weight arrival decides."""
     for weight, first in ((0, "long"), (1, "short")):
         knowledge = PlainKnowledge(work_s={"long1": 50.0, "short1": 2.0})
         room = PolicyRoom(f"known-work:work_weight={weight}", knowledge, max_num_seqs=1)
@@ -448,7 +448,7 @@ def test_known_work_lets_the_job_go_first_that_is_sooner_done() -> None:
 
 
 def test_oracle_holds_until_the_return_and_not_after_the_last_turn() -> None:
-    """For the seconds to come, however many, and a second for sub-agents; a last turn for none."""
+    """A turn is pinned until its return plus a second for sub-agents, however late; a last one is not."""
     room = PolicyRoom("oracle", PlainKnowledge(gaps_s={"a1": 500.0, "b1": None}))
     room.play("a", 40, "sleep")
     assert room.held_until_s == pytest.approx(501.0)
@@ -457,8 +457,8 @@ def test_oracle_holds_until_the_return_and_not_after_the_last_turn() -> None:
 
 
 def test_oracle_gives_up_what_returns_latest_for_its_worth_when_room_is_short() -> None:
-    """Of 64 blocks two are to be held for 90 and 9,000 s, each of 24 that take 9.6 s to compute again: the
-    second costs 9,000·24/64 pool seconds, 352 a second spared; the first 3.5, so one is enough."""
+    """Of 64 blocks two sets of 24, each worth 9.6 s of computing, are to be held for 90 and 9,000 s. The
+    second costs 9,000·24/64 pool seconds, 352 per second saved, the first 3.5, so dropping one is enough."""
     room = PolicyRoom("oracle", PlainKnowledge(gaps_s={"soon1": 90.0, "late1": 9000.0}))
     room.play("soon", 96, "ls")
     room.play("late", 96, "ls")

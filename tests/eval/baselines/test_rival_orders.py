@@ -1,6 +1,6 @@
-"""The orders of other servers: numbers worked out by hand from their formulas, on the real scheduler.
+"""The orders of other servers: numbers computed by hand from their formulas, on the real scheduler.
 
-Blocks are of 4 tokens, a step takes 10 ms and 32 tokens.
+Blocks have 4 tokens, a step takes 10 ms and 32 tokens.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tests.eval.baselines.policy_room import PolicyRoom
 
 
 def keep_busy(room: EngineRoom, max_tokens: int = 2) -> None:
-    """A job whose first turn runs for so many tokens."""
+    """Adds a job whose first turn runs for ``max_tokens`` tokens."""
     room.add("busy", [900] * 4, max_tokens=max_tokens, job_id="busy")
     room.step()
 
 
 def with_host_memory(policy: str, num_blocks: int) -> PolicyRoom:
-    """What the pool of so many blocks evicts is in host memory."""
+    """A room with ``num_blocks`` blocks whose evicted KV stays in host memory."""
     return PolicyRoom(policy, num_blocks=num_blocks, max_num_seqs=1, num_host_blocks=64)
 
 
@@ -35,8 +35,8 @@ def with_host_memory(policy: str, num_blocks: int) -> PolicyRoom:
 
 
 def test_hrrn_lets_go_first_who_waited_longest_for_its_size() -> None:
-    """Tokens computed since they came, over their own: 20/12 of the middle one against 20/40 of the large
-    one, then 12/4 of the small one against 32/40, then 36/40 against 0/4 of the last."""
+    """The ratio is tokens computed since arrival over own tokens: 20/12 of the middle one against 20/40 of
+    the large one, then 12/4 of the small one against 32/40, then 36/40 against 0/4 of the last."""
     room = PolicyRoom("hrrn", max_num_seqs=1)
     keep_busy(room)
     for job, num_tokens in (("first", 20), ("large", 40), ("middle", 12)):
@@ -49,7 +49,7 @@ def test_hrrn_lets_go_first_who_waited_longest_for_its_size() -> None:
 
 
 def test_hrrn_does_not_starve_the_long() -> None:
-    """Beside a stream of short ones, each of a quarter of its size, it goes when they have had as much."""
+    """Next to a stream of short requests it runs once they have had as much as it needs."""
     room = PolicyRoom("hrrn", max_num_seqs=1)
     keep_busy(room)
     room.send("long", 32)
@@ -63,7 +63,7 @@ def test_hrrn_does_not_starve_the_long() -> None:
 
 
 def test_hrrn_counts_what_is_not_cached() -> None:
-    """Of a prompt of 44 tokens 40 are cached: it has 4 to compute, a new one of 8 more."""
+    """Of a prompt of 44 tokens 40 are cached: it has 4 to compute, a new one has 8."""
     room = PolicyRoom("hrrn", max_num_seqs=1)
     room.play("cached", 40, "ls")
     keep_busy(room)
@@ -74,7 +74,7 @@ def test_hrrn_counts_what_is_not_cached() -> None:
 
 
 def test_hrrn_looks_prompts_up_again() -> None:
-    """What was cached when it came has been evicted since: it has 44 tokens to compute, a new one 8."""
+    """What was cached on arrival has been evicted since: it has 44 tokens to compute, a new one 8."""
     room = PolicyRoom("hrrn", num_blocks=20, max_num_seqs=1)
     room.play("evicted", 40, "ls")
     keep_busy(room)
@@ -85,7 +85,7 @@ def test_hrrn_looks_prompts_up_again() -> None:
 
 
 def test_hrrn_serves_long_queues_in_order_of_arrival() -> None:
-    """Nothing is compared beyond 128 requests: the large one came first. Of 128 a small one goes first."""
+    """Beyond 128 waiting requests the large one goes first by arrival; among 128 the small one does."""
     for num_waiting, first in ((MAX_COMPARED + 2, "large1"), (MAX_COMPARED, "small1")):
         room = PolicyRoom("hrrn", max_num_seqs=1)
         keep_busy(room)
@@ -101,7 +101,7 @@ def test_hrrn_serves_long_queues_in_order_of_arrival() -> None:
 
 
 def test_wspt_lets_the_shortest_prefill_go_first() -> None:
-    """Whatever came first; what is cached, 40 tokens of 43, counts nothing."""
+    """The shortest goes first, whatever arrived first; 40 cached tokens of 43 do not count."""
     room = PolicyRoom("wspt", max_num_seqs=1)
     room.play("cached", 40, "ls")
     keep_busy(room)
@@ -112,7 +112,7 @@ def test_wspt_lets_the_shortest_prefill_go_first() -> None:
 
 
 def test_wspt_weighs_by_priority() -> None:
-    """40 tokens at priority -9 weigh as 4 at 0: 10/40 against 1/8. A priority above 0 is none."""
+    """40 tokens at priority -9 weigh as 4 at 0: 10/40 against 1/8. A priority above 0 counts as 0."""
     room = PolicyRoom("wspt", max_num_seqs=1)
     keep_busy(room)
     room.add("low", [1] * 4, priority=5)
@@ -134,7 +134,7 @@ def test_wspt_credits_host_memory_with_three_quarters(num_new: int, order: list[
 
 
 def test_wspt_lets_the_preempted_go_on_first() -> None:
-    """It was admitted by the router: a shorter one that came since waits behind it."""
+    """A preempted request was admitted by the router, so a shorter one that arrived later waits."""
     room = PolicyRoom("wspt", num_blocks=12, max_num_seqs=2)
     room.send("grows", 16, max_tokens=20)
     room.send("gives way", 20, max_tokens=20)
@@ -154,7 +154,7 @@ def test_wspt_lets_the_preempted_go_on_first() -> None:
 
 
 def index_after(stages: Sequence[Stage], num_served: int) -> float:
-    """By the definition: the best number of turns to serve on, up to a hundred times as many as were seen."""
+    """By definition: the best number of further turns, up to a hundred times as many as were seen."""
     num_turns = sum(stage.num_turns for stage in stages)
     ends = sum(stage.num_last for stage in stages) / num_turns
     mean_s = sum(stage.served_s for stage in stages) / num_turns
@@ -169,7 +169,7 @@ def index_after(stages: Sequence[Stage], num_served: int) -> float:
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.floats(0.1, 9)), min_size=1, max_size=7))
 def test_gittins_finds_the_greatest_chance_to_end_per_second(turns: list[tuple[int, int, float]]) -> None:
-    """Whatever the turns were, after each of them and beyond the last."""
+    """Indices equal the definition for any turns, after each of them and beyond the last."""
     stages = [Stage(served, min(served, last), served * mean_s) for served, last, mean_s in turns]
     indices = gittins_indices(stages)
     assert len(indices) == (len(stages) + 1 if any(stage.num_last for stage in stages) else 0)
@@ -178,7 +178,7 @@ def test_gittins_finds_the_greatest_chance_to_end_per_second(turns: list[tuple[i
 
 
 def play_jobs(room: PolicyRoom, *lengths: int) -> None:
-    """Whole jobs of so many turns, one after another."""
+    """Runs whole jobs of ``num_turns`` turns, one after another."""
     for number, num_turns in enumerate(lengths):
         for turn in range(1, num_turns + 1):
             room.play(f"job {number}", 4, "ls", is_last_step=turn == num_turns)
@@ -187,13 +187,13 @@ def play_jobs(room: PolicyRoom, *lengths: int) -> None:
 @pytest.mark.parametrize(
     ("lengths", "order"),
     [
-        ((), ["older2", "younger3"]),  # nothing is known: by age
-        ((3, 3, 3), ["younger3", "older2"]),  # jobs end after three turns: one more, or two
-        ((2, 9, 2, 9), ["older2", "younger3"]),  # after two turns half of them end, later ones do not soon
+        ((), ["older2", "younger3"]),  # Nothing is known: by age.
+        ((3, 3, 3), ["younger3", "older2"]),  # Jobs end after three turns: one more, or two.
+        ((2, 9, 2, 9), ["older2", "younger3"]),  # After two turns half of them end, others later.
     ],
 )
 def test_gittins_prefers_who_may_end_soon(lengths: Sequence[int], order: list[str]) -> None:
-    """Of two jobs the younger one has come further."""
+    """Of two jobs the younger one has had more turns."""
     room = PolicyRoom("gittins", max_num_seqs=1)
     play_jobs(room, *lengths)
     for job in ("older", "younger", "younger"):
@@ -206,7 +206,7 @@ def test_gittins_prefers_who_may_end_soon(lengths: Sequence[int], order: list[st
 
 
 def test_gittins_learns_of_ends_while_others_wait() -> None:
-    """When the first job ends, after its third turn, those that wait are sorted again."""
+    """When the first job ends, after its third turn, the waiting ones are sorted again."""
     room = PolicyRoom("gittins", max_num_seqs=1)
     for job in ("first", "first", "older", "younger", "younger"):
         room.play(job, 4, "ls")
@@ -219,7 +219,7 @@ def test_gittins_learns_of_ends_while_others_wait() -> None:
 
 @pytest.mark.parametrize(("goes_on", "order"), [(False, ["new1", "older2"]), (True, ["older2", "new1"])])
 def test_gittins_takes_an_end_back_that_was_none(goes_on: bool, order: list[str]) -> None:
-    """A job called no tool, so a first turn may be the last, others not; its next turn says it was not."""
+    """A job without a tool call counts as ended after its first turn, until its next turn arrives."""
     room = PolicyRoom("gittins", max_num_seqs=1)
     for job in ("ends", "older", "long", "long", "long", "long"):
         room.play(job, 4, *(() if job == "ends" else ("ls",)))
@@ -233,7 +233,7 @@ def test_gittins_takes_an_end_back_that_was_none(goes_on: bool, order: list[str]
 
 
 def test_gittins_preempts_who_is_last_in_the_queue() -> None:
-    """Jobs end after two turns: of two that run the one in its first gives way, though it began earlier."""
+    """If jobs end after two turns, a running first turn is preempted before a running second one."""
     room = PolicyRoom("gittins", num_blocks=14)
     play_jobs(room, 2, 2, 2)
     room.play("second", 4, "ls")

@@ -1,4 +1,4 @@
-"""A baseline decides behind the real server too."""
+"""Baselines work in the real server too."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_server_runs_a_baseline(tmp_path: Path) -> None:
-    """Under fixed-ttl a job's turn stays pinned, and the turn that comes back finds it although other
-    requests have filled the rest of the pool meanwhile."""
+    """Under fixed-ttl a job's turn stays pinned: the next turn finds it after others have filled the rest of
+    the pool."""
     model = make_model_folder(tmp_path / "model", max_position_embeddings=512)
     flags = ("--scheduling-policy", "fixed-ttl:600", "--num-gpu-blocks-override", "33")
     with running_server(model, *flags) as server, httpx.Client(base_url=server.url, timeout=60) as http:
@@ -41,7 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generated(folder: Path, policy: str) -> list[list[int]]:
-    """Of eight prompts that a pool of 24 blocks cannot hold together, and of the first four again."""
+    """The outputs for eight prompts that do not fit into a pool of 24 blocks together, and for the first four
+    again."""
     prompts = [[100 + number] * (16 * (1 + number % 4) + number) for number in range(8)]
     with LLM(
         str(folder),
@@ -60,7 +61,7 @@ def generated(folder: Path, policy: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("policy", [syntax.partition("[")[0] for syntax, _ in policy_names(serving=True)])
 def test_any_policy_has_the_model_say_the_same(folder: Path, policy: str) -> None:
-    """Whoever goes first, gives way or is evicted, on the real engine."""
+    """Order, preemption and eviction of a policy do not change outputs of the real engine."""
     tokens = generated(folder, policy)
     assert tokens == generated(folder, "fcfs")
     assert all(len(each) == 24 for each in tokens)

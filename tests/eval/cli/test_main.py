@@ -1,4 +1,4 @@
-"""Promises of the command line: V1's flags, loud mistakes, and help worth reading."""
+"""Promises of the command line: V1's flags, clear errors, and useful help."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parse(*arguments: str) -> argparse.Namespace:
 
 
 def test_without_flags_every_record_has_its_defaults() -> None:
-    """The flags repeat no default: they take them from the records."""
+    """Flags take their defaults from the config records."""
     args = parse("m")
     assert engine_config(args) == EngineConfig(
         model=ModelConfig(model="m"), telemetry=TelemetryConfig(model_name="m")
@@ -45,7 +45,7 @@ def test_without_flags_every_record_has_its_defaults() -> None:
 
 
 def test_flags_reach_their_records() -> None:
-    """V1's names, with their negations and human numbers."""
+    """V1's flag names, their negations and human-readable numbers reach the config."""
     args = parse(
         *(
             "m",
@@ -81,14 +81,14 @@ def test_flags_reach_their_records() -> None:
 
 
 def test_a_policy_flag_without_its_policy_is_an_error() -> None:
-    """An option that would be ignored is refused."""
+    """An option without effect is refused."""
     assert continuum_config(parse("m", "--ttl-rule", "paper")).ttl_rule == "paper"
     with pytest.raises(ConfigError, match="--ttl-rule needs --scheduling-policy continuum"):
         continuum_config(parse("m", "--ttl-rule", "paper", "--scheduling-policy", "fcfs"))
 
 
 def test_a_chat_template_is_a_file_or_a_text(tmp_path: Path) -> None:
-    """As in V1."""
+    """As in V1, ``--chat-template`` is a file or a text."""
     path = tmp_path / "t.jinja"
     path.write_text("{{ messages }}")
     assert server_config(parse("m", "--chat-template", str(path))).chat_template == "{{ messages }}"
@@ -109,7 +109,7 @@ def test_a_chat_template_is_a_file_or_a_text(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_command_line_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """argparse's way: a sentence on stderr."""
+    """argparse writes one sentence to stderr."""
     with pytest.raises(SystemExit) as exit_info:
         main(arguments)
     assert exit_info.value.code == 2
@@ -130,7 +130,7 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str], capsys: pytest.
 def test_a_value_out_of_range_exits_with_2(
     flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One sentence that names the option and its limit."""
+    """The sentence names the option and its limit."""
     assert main(["serve", "m", *flags]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"continuum: argument {flags[0]}: ")
@@ -139,7 +139,7 @@ def test_a_value_out_of_range_exits_with_2(
 
 @pytest.mark.parametrize("flags", [["--max_num_seqs", "0"], ["--max_num-seqs=0"]])
 def test_a_flag_may_be_written_with_underscores(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """As in many commands for V1; a value keeps its own."""
+    """Underscores are accepted, as in many commands for V1; the value keeps its own."""
     assert main(["serve", "a_model", *flags, "--served_model_name", "x_y"]) == 2
     assert "argument --max-num-seqs: max_num_seqs must be at least 1" in capsys.readouterr().err
     with pytest.raises(SystemExit):
@@ -178,7 +178,7 @@ def test_an_option_of_v1_that_is_not_here_says_what_to_use(
     ["", "serve", *(command.name for command in COMMANDS)],
 )
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every command explains itself."""
+    """Every command has a help text."""
     with pytest.raises(SystemExit) as exit_info:
         main([*command.split(), "--help"])
     assert exit_info.value.code == 0
@@ -189,7 +189,7 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_bundled_model_is_named_once_the_options_are_right(
     flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong option leaves nothing on stdout."""
+    """With a wrong option nothing is printed on stdout."""
     monkeypatch.setattr("engine.api.processes.server.serve", lambda *_: 0)
     assert main(["serve", *flags]) == (2 if flags else 0)
     told = "No MODEL given; serving the bundled demo model as 'box'.\n"
@@ -197,7 +197,7 @@ def test_the_bundled_model_is_named_once_the_options_are_right(
 
 
 def test_every_command_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """That fits a terminal of 80 columns, beside the command's name."""
+    """Each command's line fits a terminal of 80 columns, next to its name."""
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out
@@ -206,7 +206,7 @@ def test_every_command_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_help_of_serve_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    """Defaults are shown, and only where there is one."""
+    """Defaults are shown, and only for flags that have one."""
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     text = " ".join(capsys.readouterr().out.split())
@@ -216,7 +216,8 @@ def test_the_help_of_serve_shows_defaults(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_reader_may_leave_early() -> None:
-    """As ``| head`` does: no traceback, and the exit code that shells have for it."""
+    """If the reader of a pipe ends early, as ``| head`` does, there is no traceback, and the shells' exit
+    code."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "eval.cli", "workload", "synthetic"]
@@ -239,7 +240,7 @@ def test_a_reader_may_leave_early() -> None:
     ("output", "told"), [(">/dev/full", "No space left on device"), (">&-", "standard output is closed")]
 )
 def test_an_answer_that_cannot_be_written_is_one_sentence(command: list[str], output: str, told: str) -> None:
-    """Neither a traceback nor a run that looks as if it had gone well."""
+    """A failed write to stdout is an error without a traceback, never silent."""
     shell = f'exec "$@" {output}'
     line = ["sh", "-c", shell, "sh", sys.executable, "-m", "eval.cli", *command]
     done = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False)
@@ -255,7 +256,7 @@ def test_help_that_cannot_be_written_is_one_sentence(command: list[str]) -> None
 
 
 def test_help_and_version_are_light() -> None:
-    """They load neither torch nor the web server."""
+    """Help and version load neither torch nor the web server."""
     code = (
         "import sys\nfrom eval.cli.main import main\n"
         "try: main(['--version'])\nexcept SystemExit: pass\n"

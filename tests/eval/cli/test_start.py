@@ -1,4 +1,4 @@
-"""What a server says while it starts and when it is ready: how much fits, and where to look."""
+"""A server prints its capacity while it starts, and its addresses when it is ready."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("front_ends", ["1", "2"])
 def test_it_says_what_fits_and_where_its_page_is(model: Path, front_ends: str) -> None:
-    """Before the line by which others know that it serves."""
+    """Both lines precede the one that signals readiness to other programs."""
     flags = ["--host", "127.0.0.1", "--port", "0", "--num-gpu-blocks-override", "300"]
     flags += ["--served-model-name", "tiny", "--api-server-count", front_ends]
     flags += ["--speculative-config", '{"method": "suffix", "weigh_costs": false}']
@@ -38,6 +38,6 @@ def test_it_says_what_fits_and_where_its_page_is(model: Path, front_ends: str) -
     pool, drafts, page, serving = said[-4:]
     assert pool.startswith("KV pool: 4,800 tokens in 300 blocks of 16: ")
     assert " jobs of " in pool
-    assert drafts == "Drafts: up to 810 MiB more in a core, of what jobs said\n"
+    assert drafts == "Drafts: up to 810 MiB of memory per engine core, for the past of jobs\n"
     url = serving.split()[-1]
     assert page == f"Dashboard: {url}/dashboard\n"

@@ -1,4 +1,4 @@
-"""``continuum estimate``: the estimator beside simpler ways, on any file of jobs with tool times."""
+"""``continuum estimate``: the estimator against simpler methods, on any file of jobs with tool times."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from eval.load.records import JobRecord, TurnRecord
 from tests.eval.workloads.jobs import SHARED, written
 
 COMMANDS = {"ls": 0.05, "git": 0.1, "pip": 4.0, "pytest": 20.0}
-"""Shell programs and their usual seconds; all are one tool."""
+"""Shell programs and their usual seconds, all in one tool."""
 
 
 def made_jobs(num_jobs: int = 24, num_calls: int = 12) -> list[dict[str, Any]]:
-    """Jobs of two per group, each with a speed of its own, that end with an answer."""
+    """Jobs of two per group, each with its own speed, that end with an answer."""
     return [_made_job(index, num_calls, random.Random(f"made {index}")) for index in range(num_jobs)]
 
 
@@ -60,7 +60,7 @@ def _made_turn(number: int, speed: float, rng: random.Random) -> dict[str, Any]:
 
 
 def estimated(tmp_path: Path, workload: Path, *flags: str) -> Evaluation:
-    """The file that the command leaves."""
+    """Runs the command; returns the evaluation that it wrote."""
     out = tmp_path / "out" / "estimate.json"
     assert main(["estimate", "--workload", str(workload), "--json", str(out), *flags]) == 0
     return msgspec.json.decode(out.read_bytes(), type=Evaluation)
@@ -80,9 +80,9 @@ def against(protocol: Protocol, name: str) -> Comparison:
 
 @pytest.mark.slow
 def test_classes_and_jobs_are_worth_knowing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where one tool runs programs of all lengths, and jobs have speeds of their own, the estimator loses
-    less than quantiles per tool, and less with a job's history than without; it is right within each program,
-    which the quantiles of the tool are not. The table says so, and where the times come from."""
+    """If one tool runs programs of all durations, and jobs have their own speeds, the estimator loses less
+    than quantiles per tool, and less with a job's history than without. It is calibrated within each program,
+    unlike the tool's quantiles. The table reports this and the source of the times."""
     evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *made_jobs()), "--no-learned")
     held_out = protocol(evaluation, HELD_OUT)
     assert (evaluation.num_jobs, evaluation.num_groups, held_out.num_calls) == (24, 12, evaluation.num_calls)
@@ -110,8 +110,8 @@ def test_classes_and_jobs_are_worth_knowing(tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.slow
 def test_what_still_runs_counts(tmp_path: Path) -> None:
-    """Learned from jobs that still run, leaving out their running calls makes long ones look rare; the
-    estimator counts them, and more of its highest quantiles come true."""
+    """Ignoring calls that still run makes long ones look rare; the estimator counts them, so its highest
+    quantiles are better calibrated."""
     evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *made_jobs(40)), "--no-learned")
     watched = protocol(evaluation, WATCHED)
     aware, unaware = scores(watched, ESTIMATOR), scores(watched, ENDED_ONLY)
@@ -119,8 +119,8 @@ def test_what_still_runs_counts(tmp_path: Path) -> None:
 
 
 def test_nothing_is_known_before_it_ended(tmp_path: Path) -> None:
-    """In use a call is predicted by what ended before it began: of two jobs one after another the second
-    one's call is predicted by the first one's, of two at once neither is."""
+    """A call is predicted only from calls that ended before it began: of two successive jobs the second one
+    uses the first, of two concurrent ones neither does."""
     for second_s, num_skipped in ((1000.0, 1), (0.001, 2)):
         jobs = made_jobs(12, num_calls=1)
         for job, arrival_s in zip(jobs, (0.0, second_s, *range(10_000, 20_000, 1000)), strict=True):
@@ -132,9 +132,8 @@ def test_nothing_is_known_before_it_ended(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_follows_a_turn(tmp_path: Path) -> None:
-    """Who called a tool goes on and who answered is done: P(last turn) is far better than the base rate; the
-    growth of a prompt that always grows alike is known. That a last turn is an answer is said to be
-    assumed."""
+    """Turns with a call continue and answers end: P(last turn) is far better than the base rate, and constant
+    prompt growth is learned. The notes say that the end by an answer is assumed."""
     evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *made_jobs()), "--no-learned")
     turns = evaluation.turns
     assert (turns.num_turns, turns.num_last, turns.num_followed) == (24 * 13, 24, 24 * 12)
@@ -149,8 +148,8 @@ def test_what_follows_a_turn(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_learned_correction_is_a_contender(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Calls that run beside another take longer here, which the estimator cannot know: corrected, it loses
-    less in the logarithm, and the table says so; with the time that such an answer takes."""
+    """Parallel calls take longer here, which the estimator cannot know. The correction lowers the log loss;
+    the table shows it and the time of a correction."""
     jobs = made_jobs(16)
     for job in jobs:
         for turn in job["turns"]:
@@ -171,7 +170,7 @@ def test_a_learned_correction_is_a_contender(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.slow
 def test_same_seed_same_bytes(tmp_path: Path) -> None:
-    """Two runs differ in nothing but the times they took; another seed deals other folds."""
+    """Two runs differ only in their durations; another seed gives other folds."""
     workload = written(tmp_path / "jobs.jsonl", *made_jobs(8))
     runs = [estimated(tmp_path, workload, "--no-learned", "--seed", seed) for seed in ("1", "1", "2")]
     first, second, other = (
@@ -183,7 +182,7 @@ def test_same_seed_same_bytes(tmp_path: Path) -> None:
 
 
 def test_records_of_an_earlier_run(tmp_path: Path) -> None:
-    """What ``bench`` recorded is a workload too: its gaps are the times, and each job is a group."""
+    """Records of ``bench`` are a workload: its gaps are the times, and each job is a group."""
     lines: list[str] = []
     for number in range(6):
         for turn in (1, 2, 3):
@@ -226,8 +225,7 @@ def test_records_of_an_earlier_run(tmp_path: Path) -> None:
 def test_what_cannot_be_evaluated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any, told: str
 ) -> None:
-    """A file without tool times, or whose jobs are all of one group, is refused in one sentence, exit
-    code 1."""
+    """A file without tool times, or with one group only, is refused in one sentence, exit code 1."""
     jobs = made_jobs(4, num_calls=1)
     for job in jobs:
         change(job)
@@ -240,14 +238,14 @@ def test_what_cannot_be_evaluated(
 
 
 def test_more_jobs_than_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Jobs are not copied to have more of them: a copy would be predicted from its original."""
+    """Jobs are not duplicated: a copy would be predicted from its original."""
     workload = written(tmp_path / "jobs.jsonl", *made_jobs(4))
     assert main(["estimate", "--workload", str(workload), "--jobs", "5"]) == 2
     assert "--jobs asks for 5 jobs" in capsys.readouterr().err
 
 
 def test_no_place_for_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An output that cannot be written is refused before the work is done."""
+    """An unwritable output is refused before the work is done."""
     workload = written(tmp_path / "jobs.jsonl", *made_jobs(4))
     assert main(["estimate", "--workload", str(workload), "--json", str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"continuum: Cannot write the result {tmp_path}: Is a directory.\n"
@@ -257,8 +255,8 @@ def test_no_place_for_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.exists(), reason="the recorded workloads are not beside the repository")
 def test_recorded_agent(tmp_path: Path) -> None:
-    """On calls of a real coding agent that it did not learn from the estimator beats one distribution for all
-    and one per tool: its pinball loss and, within programs, its calibration, by more than chance."""
+    """On unseen calls of a real coding agent the estimator beats one distribution for all and one per tool,
+    in pinball loss and in calibration within programs, by more than chance."""
     evaluation = estimated(tmp_path, SHARED / "agentcgroup-claude.jsonl", "--no-learned", "--folds", "5")
     held_out = protocol(evaluation, HELD_OUT)
     assert held_out.num_calls > 1500

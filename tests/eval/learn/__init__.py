@@ -1,1 +1,1 @@
-"""What continuum learn makes of recordings and traces."""
+"""Tests of continuum learn."""

@@ -1,4 +1,4 @@
-"""``continuum learn``: a file from recordings and traces, which simulated and real servers begin with."""
+"""``continuum learn``: recordings and traces become a file that simulated and real servers start from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tracing.reader import read_trace
 
 
 def _recording(folder: Path, numbers: range, name: str = "jobs.jsonl") -> Path:
-    """Long and short jobs in turn, each a group of its own."""
+    """Writes alternating long and short jobs, each in its own group."""
     jobs = []
     for number in numbers:
         for tool in (LONG, SHORT):
@@ -43,13 +43,12 @@ def _recording(folder: Path, numbers: range, name: str = "jobs.jsonl") -> Path:
 def test_what_was_learned_orders_jobs_of_other_groups(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Short jobs go first where they are told apart by their tools: the mean falls, and the trace says by
-    what."""
+    """Short jobs, recognized by their tools, go first: the mean falls, and the trace has the reason."""
     learned, results, trace = tmp_path / "learned.json", tmp_path / "r.json", tmp_path / "t.jsonl"
     assert main(["learn", str(_recording(tmp_path, range(10))), "--out", str(learned)]) == 0
     told = capsys.readouterr()
     assert "learned from 20 jobs" in told.out
-    assert "ordered rightly" in told.out
+    assert "correctly" in told.out
     assert "the loss in ln s is 0." in told.out
     assert "fitting a model of 20 jobs" in told.err
     others = _recording(tmp_path, range(20, 30), "others.jsonl")
@@ -78,11 +77,11 @@ def test_what_was_learned_orders_jobs_of_other_groups(
     assert main(["trace", "explain", str(trace), f"{SHORT}25"]) == 0
     explained = " ".join(capsys.readouterr().out.split())
     assert "was predicted to take" in explained
-    assert "a learned model tells that times " in explained, "long answers to tools take longer here"
+    assert "learned correction of that time, factor " in explained, "long answers to tools take longer here"
 
 
 def test_a_trace_teaches_as_the_recording_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The jobs of a server's own trace: the same tools and, but for a block, the same work."""
+    """The jobs of a server's own trace give the same tools and, up to one block, the same work."""
     trace, learned = tmp_path / "t.jsonl", tmp_path / "learned.json"
     workload = _recording(tmp_path, range(6))
     simulated = ["simulate", "--workload", str(workload), "--policies", "continuum", "--trace", str(trace)]
@@ -101,7 +100,7 @@ def test_a_trace_teaches_as_the_recording_does(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_few_jobs_teach_tools_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It says so."""
+    """With too few jobs no model is made, and the output says so."""
     learned = tmp_path / "learned.json"
     assert main(["learn", str(_recording(tmp_path, range(2))), "--out", str(learned)]) == 0
     told = capsys.readouterr().out
@@ -115,14 +114,14 @@ def test_few_jobs_teach_tools_only(tmp_path: Path, capsys: pytest.CaptureFixture
     ("source", "out", "code", "told"),
     [
         ("missing.jsonl", "x.json", 1, "missing.jsonl"),
-        ("jobs.jsonl", "jobs.jsonl", 1, "--out are one file"),
+        ("jobs.jsonl", "jobs.jsonl", 1, "--out are the same file"),
         ("jobs.jsonl", ".", 1, "Cannot write"),
     ],
 )
 def test_bad_input_is_one_sentence(
     source: str, out: str, code: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And nothing is written over what was to be read."""
+    """Bad input gives one sentence, and no input is overwritten."""
     jobs = _recording(tmp_path, range(4))
     before = jobs.read_bytes()
     assert main(["learn", str(tmp_path / source), "--out", str(tmp_path / out)]) == code

@@ -1,4 +1,4 @@
-"""``continuum route`` before two real servers: jobs stay at home, and one that dies takes nothing along."""
+"""``continuum route`` with two real servers: jobs stay on their server, and a dead server loses no job."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def servers(model: Path) -> Iterator[tuple[Server, Server]]:
 
 @contextmanager
 def running_route(*urls: str) -> Iterator[str]:
-    """The address of a route to these servers."""
+    """Runs a route to these servers; yields its address."""
     with httpx.Client() as probe:
         port = free_port()
         command = [sys.executable, "-m", "eval.cli", "route", *urls, "--port", str(port)]
@@ -101,7 +101,7 @@ def num_answers(server: Server) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("named", [True, False])
 def test_jobs_stay_on_their_server(route: str, servers: tuple[Server, Server], named: bool) -> None:
-    """Every turn of a job but the first finds its prompt cached, and both servers have jobs."""
+    """Every turn of a job but the first finds its prompt cached, and both servers get jobs."""
     chats: list[list[Any]] = [[] for _ in range(8)]
     before = [num_answers(server) for server in servers]
     with openai.OpenAI(base_url=f"{route}/v1", api_key="none") as client:
@@ -124,12 +124,12 @@ def test_jobs_stay_on_their_server(route: str, servers: tuple[Server, Server], n
                     assert (cached or 0) >= answer.usage.prompt_tokens // 3
     grown = [num_answers(server) - then for server, then in zip(servers, before, strict=True)]
     assert sum(grown) == 24
-    assert not named or min(grown) >= 3  # those without names go where fewer of the others are
+    assert not named or min(grown) >= 3  # Unnamed jobs go to the server with fewer of the others.
 
 
 @pytest.mark.slow
 def test_streams_and_stored_responses_pass(route: str) -> None:
-    """Of both clients, event by event; and a stored response is found where it is."""
+    """Streams of both client APIs pass event by event; a stored response is found on its server."""
     with openai.OpenAI(base_url=f"{route}/v1", api_key="none") as client:
         for number in range(4):
             stream = client.chat.completions.create(
@@ -163,7 +163,8 @@ def test_streams_and_stored_responses_pass(route: str) -> None:
 
 @pytest.mark.slow
 def test_a_server_that_dies_loses_nothing_but_its_streams(model: Path) -> None:
-    """Jobs go on at the other one; when none is left, the route says so, and it goes on when one is back."""
+    """Jobs continue on the other server; with none left the route reports it, and resumes when one is
+    back."""
     flags = ("--num-gpu-blocks-override", "300")
     with (
         running_server(model, *flags) as one,
@@ -207,7 +208,7 @@ def test_a_server_that_dies_loses_nothing_but_its_streams(model: Path) -> None:
 async def test_the_last_byte_of_a_known_length_ends_the_answer(
     chunks: list[bytes], length: int | None
 ) -> None:
-    """A client that has read it may ask again at once, on the same connection; to a HEAD there is no body."""
+    """After the last byte a client may send its next request on the connection; HEAD has no body."""
 
     async def body() -> AsyncIterator[bytes]:
         for chunk in chunks:
@@ -259,7 +260,7 @@ def test_bad_arguments_are_told(arguments: list[str], said: str) -> None:
 
 
 def test_a_turn_is_told_by_what_all_clients_send() -> None:
-    """The job by headers or fields; the prompt whatever the order of fields; owners apart."""
+    """Headers or fields name the job; the order of fields does not change the prompt; owners are separate."""
     said = {"messages": [{"role": "user", "content": SENTENCE * 20}], "tools": [{"name": "t"}], "system": "s"}
     turned = dict(reversed(said.items()))
     one, two = (turn_of({}, json.dumps(body).encode()) for body in (said, turned))
@@ -277,7 +278,7 @@ def test_a_turn_is_told_by_what_all_clients_send() -> None:
 
 
 def test_loads_are_read_from_pages_of_both_servers() -> None:
-    """V1's has no pins; several cores of a server are added up."""
+    """V1's page has no pins; the loads of a server's cores are summed."""
     load = EngineLoad()
     read_metrics(
         """# HELP vllm:num_requests_running Requests.

@@ -1,4 +1,4 @@
-"""Step times that can be added up by hand."""
+"""Step times that can be added by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eval.sim.cost_model import StepWork
 
 @dataclass(frozen=True, slots=True)
 class PlainCost:
-    """A step takes ``step_overhead_s`` and ``token_s`` per computed token; nothing else costs anything."""
+    """A step takes ``step_overhead_s`` plus ``token_s`` per computed token; nothing else takes time."""
 
     step_overhead_s: float = 1.0
     token_s: float = 0.0

@@ -1,4 +1,4 @@
-"""``--replica-model coarse``: it says what the step-by-step simulation says, and what it leaves out."""
+"""``--replica-model coarse`` agrees with the step-by-step simulation, and states what it omits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _runs(workload: Path, out: Path, *flags: str) -> list[RunResult]:
-    """The run by the exact model, and by the coarse one."""
+    """The runs of the exact model and of the coarse one."""
     runs = []
     for model in REPLICA_MODELS:
         words = ["simulate", "--workload", str(workload), "--policies", "fcfs", "--replica-model", model]
@@ -82,7 +82,7 @@ def _runs(workload: Path, out: Path, *flags: str) -> list[RunResult]:
 def test_it_agrees_with_the_simulation_of_each_step(
     router: str, flags: list[str], within: float, workload: Path, tmp_path: Path
 ) -> None:
-    """With idle pools, with full ones, and where jobs are scattered."""
+    """The models agree with idle pools, with full ones, and with scattered jobs."""
     exact, coarse = _runs(workload, tmp_path, "--replicas", "3", "--router", router, *flags)
     assert (coarse.num_completed_jobs, coarse.num_turns) == (exact.num_completed_jobs, exact.num_turns)
     assert coarse.output_tokens == exact.output_tokens
@@ -122,7 +122,7 @@ def test_one_that_arrives_while_another_decodes_waits_for_a_step_only() -> None:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--policies", "fcfs,continuum"], "knows the policy fcfs only, not continuum"),
+        (["--policies", "fcfs,continuum"], "supports only the policy fcfs, not continuum"),
         (["--host-kv-tokens", "90000"], "leave out --host-kv-tokens"),
         (["--model", "gpt-oss-20b"], "every layer keeps the KV of all tokens"),
         (["--trace", "t.jsonl"], "leave out --replica-model coarse"),
@@ -139,7 +139,7 @@ def test_what_it_leaves_out_is_refused(
 
 
 class _Blocks:
-    """The same cache, block by block: an LRU of names, the tail of what was released first."""
+    """The same cache block by block: an LRU list of names; of a released chain the tail is evicted first."""
 
     def __init__(self) -> None:
         self.held: dict[BlockHash, int] = {}
@@ -165,7 +165,7 @@ class _Blocks:
 
 
 def _chain(draw: Any) -> list[BlockHash]:
-    """A path through a tree of three ways at each step."""
+    """A path through a tree with three branches at each step."""
     ways = draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=6))
     return [BlockHash("".join(ways[: index + 1]).encode()) for index in range(len(ways))]
 
@@ -173,7 +173,7 @@ def _chain(draw: Any) -> list[BlockHash]:
 @settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_the_tree_keeps_what_an_lru_of_blocks_keeps(data: Any) -> None:
-    """Whatever chains come, are held side by side, and go."""
+    """For any chains, held concurrently and released, the tree keeps the same blocks as an LRU list."""
     tree, blocks = PrefixTree(CAPACITY), _Blocks()
     open_turns: list[tuple[Node, list[BlockHash]]] = []
     for _ in range(data.draw(st.integers(1, 30))):
@@ -195,15 +195,15 @@ def test_the_tree_keeps_what_an_lru_of_blocks_keeps(data: Any) -> None:
 
 
 def test_a_request_is_told_what_it_was_told_by_the_scheduler() -> None:
-    """Nothing of a coarse turn is missing where a report looks for it."""
+    """A coarse turn has all fields that reports read."""
     (turn,) = _run("coarse", _job(0, 1)).turns
     assert (turn.cached_tokens, turn.output_tokens, turn.queued_s) == (0, 60, 0.0)
     assert turn.finish_reason == "length"
 
 
 def test_a_prompt_is_computed_on_one_side_and_decoded_on_the_other() -> None:
-    """Worked out by hand: 1 s a step and 1 ms a token; KV at 100 tokens a second; 0.25 s to the queue and
-    0.5 s back. The second turn fetches what the first has not left."""
+    """Computed by hand with 1 s a step, 1 ms a token, KV at 100 tokens a second, 0.25 s to the queue and 0.5
+    s back. The second turn fetches what the first has not left."""
     config = SimConfig(
         cost=PlainCost(step_overhead_s=1.0, token_s=0.001, arrival_overhead_s=0.25, reply_overhead_s=0.5),
         kv_tokens=4000,
@@ -228,7 +228,7 @@ def test_a_prompt_is_computed_on_one_side_and_decoded_on_the_other() -> None:
 
 
 def test_what_is_new_in_few_tokens_is_computed_where_it_is_decoded(workload: Path, tmp_path: Path) -> None:
-    """So nothing goes to the other side if no prompt is that new."""
+    """If no prompt exceeds the limit, nothing is sent to the prefill replicas."""
     words = ["simulate", "--workload", str(workload), "--policies", "fcfs", "--replica-model", "coarse"]
     words += ["--rate", "1", "--json", str(tmp_path / "out.json")]
     results = []
@@ -243,7 +243,7 @@ def test_what_is_new_in_few_tokens_is_computed_where_it_is_decoded(workload: Pat
 
 @pytest.mark.slow
 def test_splitting_a_fleet_changes_when_tokens_come_and_nothing_else(workload: Path, tmp_path: Path) -> None:
-    """A turn's first token waits for a transfer and the next ones for no prompt."""
+    """Splitting a fleet changes only times: a first token waits for a transfer, later ones for no prompt."""
     flags = ["--policies", "fcfs", "--replica-model", "coarse", "--rate", "2"]
     runs = []
     for name, replicas in (("whole", ["--replicas", "4"]), ("split", ["--replicas", "2"])):

@@ -1,4 +1,4 @@
-"""Fits costs to steps whose true costs are known, and keeps them in a file."""
+"""Costs are fitted to steps with known true costs, and are saved to a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eval.sim.step_samples import StepSample, step_samples
 from tracing.events import PrefixCacheEvent, StepDecision, StepOutput, StepSnapshot, TraceEvent
 
 TRUE = [6e-3, 2e-3, 1e-4, 5e-8, 3e-4, 9e-7]
-"""True costs: of a step, one of several tokens, a new token, a pair, a decode, a token read."""
+"""True costs: a step, one of several tokens, a new token, a pair, a decode, a token read."""
 
 
 def _profile(coefficients: list[float]) -> CostProfile:
@@ -61,7 +61,7 @@ def _works(rng: random.Random) -> list[StepWork]:
 
 
 def _samples(noise: float, share_disturbed: float) -> list[StepSample]:
-    """Steps as the true costs make them, with noise; some wait for another program as well."""
+    """Steps with the true costs and noise; a share of them also waits for another program."""
     rng = random.Random("steps")
     truth = FittedCost(_profile(TRUE))
     samples = []
@@ -74,7 +74,7 @@ def _samples(noise: float, share_disturbed: float) -> list[StepSample]:
 
 @pytest.mark.parametrize(("noise", "tolerance"), [(0.0, 1e-6), (0.1, 0.2)])
 def test_a_fit_finds_the_costs(noise: float, tolerance: float) -> None:
-    """Exactly without noise, nearly with it."""
+    """The fit finds the costs exactly without noise, nearly with it."""
     fit = fit_steps(_samples(noise, share_disturbed=0.0))
     assert fit.coefficients == pytest.approx(TRUE, rel=tolerance)
     assert fit.median_error <= max(noise, 1e-6)
@@ -82,8 +82,8 @@ def test_a_fit_finds_the_costs(noise: float, tolerance: float) -> None:
 
 
 def test_steps_that_were_held_up_do_not_bend_a_fit() -> None:
-    """One in twenty waited 0.3 s for another program: each counts, for up to three times a step's usual time,
-    so 10 % are added to what steps take."""
+    """One in twenty steps waited 0.3 s for another program: each counts for at most three times its usual
+    time, so steps get 10 % longer."""
     fitted = FittedCost(_profile(fit_steps(_samples(0.1, share_disturbed=0.05)).coefficients))
     truth = FittedCost(_profile(TRUE))
     for work in _works(random.Random("others")):
@@ -91,7 +91,7 @@ def test_steps_that_were_held_up_do_not_bend_a_fit() -> None:
 
 
 def test_no_cost_is_negative() -> None:
-    """A quantity that seems to save time costs nothing instead."""
+    """A quantity that seems to save time gets cost zero."""
     works = [
         StepWork(prefills=[(new, 0)], num_decodes=8, decode_context_tokens=new) for new in range(8, 2000, 9)
     ]
@@ -100,14 +100,14 @@ def test_no_cost_is_negative() -> None:
 
 
 def test_too_few_kinds_of_steps_are_one_sentence() -> None:
-    """Many steps of one kind determine nothing."""
+    """Many steps of one kind do not determine the costs."""
     same = StepSample(0.0, 0.01, StepWork(num_decodes=1, decode_context_tokens=50), [])
     with pytest.raises(CostModelError, match="steps of 1 different sizes; a fit needs at least 8"):
         fit_steps([same] * 1000)
 
 
 def test_a_long_prefill_takes_several_steps() -> None:
-    """``prefill_s`` is the sum of the steps that the scheduler would make of it."""
+    """``prefill_s`` is the sum of the steps into which the scheduler would split it."""
     cost = FittedCost(_profile(TRUE))
     apart = [(2048, 100), (2048, 2148), (404, 4196)]
     assert cost.prefill_s(4500, 100) == pytest.approx(sum(cost.step_s(StepWork([one])) for one in apart))
@@ -116,7 +116,7 @@ def test_a_long_prefill_takes_several_steps() -> None:
 
 
 def test_a_profile_survives_its_file(tmp_path: Path) -> None:
-    """Written, read, equal; and its notes say what was measured."""
+    """A profile is read back equal, and its notes say what was measured."""
     path = tmp_path / "new" / "profile.json"
     write_profile(path, _profile(TRUE))
     cost = read_profile(path)
@@ -136,7 +136,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_profile_is_one_sentence(tmp_path: Path, content: bytes | None, sentence: str) -> None:
-    """It names the file and what is wrong with it."""
+    """The error names the file and the fault."""
     path = tmp_path / "profile.json"
     if content is not None:
         path.write_bytes(content)
@@ -191,7 +191,7 @@ def _hit(step: int, request_id: str, hit_tokens: int) -> PrefixCacheEvent:
 
 
 def test_steps_are_read_out_of_a_trace() -> None:
-    """What was cached is context; a preempted request starts over; a pause is not a step's time."""
+    """Cached tokens are context; a preempted request starts over; a pause does not count as a step's time."""
     events: list[TraceEvent] = [
         _snapshot(0, 1.0, []),
         _hit(0, "a", 32),
@@ -219,7 +219,7 @@ def test_steps_are_read_out_of_a_trace() -> None:
 
 
 def test_drafts_are_decodes_without_a_context() -> None:
-    """And only those that were accepted are context of the next step."""
+    """Drafts count as decodes without context; only accepted ones are context of the next step."""
     drafted = _decision(1, 1.5, {"a": 4}, [])
     drafted.drafts = {"a": 3}
     events: list[TraceEvent] = [

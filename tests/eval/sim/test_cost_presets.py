@@ -1,4 +1,4 @@
-"""Holds the computed cost model to published figures: models' sizes, floors of an H200, measured servers."""
+"""The computed cost model matches published figures: models' sizes, floors of an H200, measured servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDEAL = Efficiency(
     arrival_s=0,
     reply_s=0,
 )
-"""The floor: nothing can be faster on the hardware."""
+"""The hardware's limit, without losses."""
 
 
 def _floor(gpu: str = "h200", **options: str) -> RooflineCost:
@@ -60,10 +60,10 @@ def _decode_s(cost: StepCost, batch: int, context: int) -> float:
     ],
 )
 def test_parameters_follow_from_the_dimensions(name: str, total: float, active: float, kv_bytes: int) -> None:
-    """Counted from a config's fields: as in the checkpoint where that is published, else as on the card."""
+    """Parameters counted from a config equal the published checkpoint's size, or else the model card's."""
     shape = MODELS[name]
     assert shape.total_params == pytest.approx(total, rel=0 if isinstance(total, int) else 0.01)
-    # As cards count what one token passes: embedding and head included.
+    # Cards count what one token passes, including embedding and head.
     assert shape.body_params_per_token + 2 * shape.head_params == pytest.approx(active, rel=0.06)
     assert shape.kv_bytes_per_token(2) == kv_bytes
 
@@ -84,8 +84,8 @@ def test_parameters_follow_from_the_dimensions(name: str, total: float, active: 
 def test_decode_floors_of_an_h200(
     batch: int, context: int, step_ms: float, fp8_kv_ms: float, fp8_both_ms: float
 ) -> None:
-    """max(15.01 GB / W, 15.01 GFLOP x batch / R) + KV / W, to the printed digits. The rows in fp8 were summed
-    from rounded parts, and those bound by compute assume twice the FLOP/s where the presets say 1.5 times."""
+    """max(15.01 GB / W, 15.01 GFLOP x batch / R) + KV / W, to the printed digits. The fp8 rows were summed
+    from rounded parts, and compute-bound ones assume twice the FLOP/s, where the presets have 1.5 times."""
     assert round(_decode_s(_floor(), batch, context) * 1e3, 2 if step_ms < 10 else 1) == step_ms
     fp8_kv = _floor(kv_dtype="fp8")
     assert _decode_s(fp8_kv, batch, context) * 1e3 == pytest.approx(fp8_kv_ms, abs=0.06)
@@ -107,7 +107,7 @@ def test_decode_floors_of_an_h200(
     ],
 )
 def test_prefill_floors_of_an_h200(new: int, cached: int, floor_ms: float, digits: int) -> None:
-    """[13.96 GFLOP x n + 524288 (n P + n²/2)] / R, to the printed digits, whatever the step size."""
+    """[13.96 GFLOP x n + 524288 (n P + n²/2)] / R, to the printed digits, for any step size."""
     assert round(_floor().prefill_s(new, cached) * 1e3, digits) == floor_ms
 
 
@@ -120,7 +120,7 @@ def test_decoding_is_as_fast_as_a_measured_server(context: int) -> None:
 
 @pytest.mark.parametrize(("tokens", "tflops"), [(10_000, 630), (100_000, 590)])
 def test_prefill_is_as_fast_as_a_measured_server(tokens: int, tflops: float) -> None:
-    """vLLM, the same pair: about 630 TFLOP/s at 10k tokens and 590 at 100k, read off a plot of TTFT."""
+    """vLLM, the same pair: about 630 TFLOP/s at 10k tokens and 590 at 100k, read from a plot of TTFT."""
     flop = 13.96e9 * tokens + 524288 * tokens**2 / 2
     assert flop / make_cost("llama-3.1-8b", "h100").prefill_s(tokens) / 1e12 == pytest.approx(
         tflops, rel=0.04
@@ -132,7 +132,7 @@ def test_prefill_is_as_fast_as_a_measured_server(tokens: int, tflops: float) -> 
     [
         # The round number of the policy sketch.
         ("llama-3.1-8b", "h100", {}, 0.92, 400_000, 0.15),
-        # 115 to 120 GB beside the weights.
+        # 115 to 120 GB in addition to the weights.
         ("llama-3.1-8b", "h200", {}, 0.92, 900_000, 0.03),
         # A pod of Qwen3-Coder-30B-A3B-FP8, two H100, vLLM 0.28 with fp8 KV: 2.24 M tokens.
         (
@@ -164,14 +164,14 @@ def test_kv_pools_are_as_large_as_published(
     ],
 )
 def test_the_default_number_of_gpus_is_the_usual_one(model: str, gpu: str, dtype: str, gpus: int) -> None:
-    """The fewest that hold the weights and a pool worth the name."""
+    """The default is the smallest number that holds the weights and a useful pool."""
     assert make_cost(model, gpu, dtype=dtype).tensor_parallel == gpus
 
 
 @pytest.mark.parametrize(
     ("model", "gpu", "options", "sentence"),
     [
-        # The model card asks for sixteen.
+        # The model card requires sixteen.
         ("glm-4.5", "h100", {}, "glm-4.5 in bf16 (706 GB of weights) leaves no room for its KV on 8 x h100"),
         ("llama-3.1-70b", "h100", {"tensor_parallel": 1}, "leaves no room for its KV on 1 x h100 (85 GB)"),
         ("llama-3.1-8b", "h100", {"tensor_parallel": 3}, "tensor_parallel must be one of 1, 2, 4, 8, got 3."),
@@ -183,7 +183,7 @@ def test_the_default_number_of_gpus_is_the_usual_one(model: str, gpu: str, dtype
 def test_an_impossible_choice_is_one_sentence(
     model: str, gpu: str, options: dict[str, object], sentence: str
 ) -> None:
-    """It names what was asked for and what there is."""
+    """The error names the request and the possible values."""
     with pytest.raises(CostModelError) as caught:
         make_cost(model, gpu, **options)  # type: ignore[arg-type]
     assert sentence in str(caught.value)
@@ -191,7 +191,8 @@ def test_an_impossible_choice_is_one_sentence(
 
 
 def test_experts_are_read_as_tokens_choose_them() -> None:
-    """One token reads its 8 experts of 128; many read all; in between, E(1 - (1 - k/E)^tokens)."""
+    """One token reads its 8 experts of 128, many tokens read all; in between it is E(1 - (1 -
+    k/E)^tokens)."""
     shape = MODELS["qwen3-30b-a3b"]
     always = shape.shared_params + shape.head_params
     experts = shape.num_layers * shape.expert_params
@@ -204,19 +205,19 @@ TOO_LARGE = {
     *(("deepseek-v3", gpu) for gpu in ("a100-80", "h100")),
     *(("kimi-k2", gpu) for gpu in ("a100-80", "h100", "h200")),
 }
-"""Pairs of a model and a GPU of which not even eight have room for it."""
+"""Pairs of a model and a GPU where not even eight GPUs have enough memory."""
 
 
 @pytest.mark.parametrize(("model", "gpu"), sorted(TOO_LARGE))
 def test_what_does_not_fit_is_refused(model: str, gpu: str) -> None:
-    """With both sizes."""
+    """The error has both sizes."""
     with pytest.raises(HardwareError, match=rf"{model} in fp8 .* no room for its KV on 8 x {gpu}"):
         make_cost(model, gpu, dtype="fp8")
 
 
 @pytest.mark.parametrize(("model", "gpu"), [pair for pair in product(MODELS, GPUS) if pair not in TOO_LARGE])
 def test_more_work_takes_more_time(model: str, gpu: str) -> None:
-    """On every pair that fits: more requests, longer contexts, longer prompts, more GPUs."""
+    """For every pair that fits, more requests, context, prompt tokens or GPUs never take less time."""
     cost = make_cost(model, gpu, dtype="fp8")
     assert 0 < cost.step_overhead_s < _decode_s(cost, 1, 1000) < _decode_s(cost, 8, 1000)
     assert _decode_s(cost, 8, 1000) < _decode_s(cost, 8, 50_000)
@@ -230,7 +231,7 @@ def test_more_work_takes_more_time(model: str, gpu: str) -> None:
 
 
 def test_a_prefill_is_the_sum_of_its_steps() -> None:
-    """``prefill_s`` and the simulator's steps must not disagree."""
+    """``prefill_s`` equals the sum of the simulator's steps."""
     cost = make_cost("qwen3-30b-a3b", "h100", step_tokens=1000)
     steps = [(1000, 500), (1000, 1500), (300, 2500)]
     apart_s = sum(cost.step_s(StepWork(prefills=[step])) for step in steps)
@@ -245,7 +246,7 @@ def test_reload_beats_recompute_by_the_published_factor() -> None:
 
 
 def test_the_notes_tell_measured_from_assumed() -> None:
-    """Every report says so, for the pair at hand."""
+    """The notes of every report distinguish both, for its model and GPU."""
     notes = "\n".join(make_cost("glm-4.5", "h200").notes())
     assert "COMPUTED for glm-4.5 in bf16 on 8 x h200" in notes
     assert "h200: 4.30 TB/s, 790 TFLOP/s (bf16), measured" in notes
@@ -268,7 +269,7 @@ def test_a_window_bounds_what_a_layer_reads() -> None:
 
 def test_a_state_is_read_and_written_in_each_step() -> None:
     """36 of 48 layers have one: 3 inputs of 8,192 channels in bf16, 32 matrices of 128 x 128 in fp32. A
-    context costs what 12 layers with KV do."""
+    context costs as much as 12 layers with KV."""
     model = MODELS["qwen3-next-80b-a3b"]
     state_bytes = 36 * (3 * 8192 * 2 + 32 * 128 * 128 * 4)
     assert model.state_bytes(2) == state_bytes
@@ -283,8 +284,8 @@ def test_a_state_is_read_and_written_in_each_step() -> None:
 
 
 def test_a_chunk_bounds_what_a_layer_reads() -> None:
-    """Three of four of Llama 4 Scout's layers see a chunk of 8,192 tokens, half of it on average once there
-    is a second: at 4 x 100,000 a step reads the KV of 112,288 in each layer."""
+    """Three of four layers of Llama 4 Scout see a chunk of 8,192 tokens, half of it on average from the
+    second chunk on: at 4 x 100,000 a step reads the KV of 112,288 tokens in each layer."""
     model = MODELS["llama-4-scout"]
     cost = RooflineCost(model, find_gpu("h200"), tensor_parallel=2, efficiency=IDEAL)
     seen = 4 * (100_000 + 3 * 4096) / 4
@@ -297,8 +298,8 @@ def test_a_chunk_bounds_what_a_layer_reads() -> None:
 
 
 def test_latents_are_read_for_all_heads_and_held_by_each_gpu() -> None:
-    """DeepSeek-V3 in fp8 on eight H200: each holds the latents of all tokens whole; a pair of tokens costs
-    each of 128 heads 576 multiplications for its score and 512 for its value."""
+    """DeepSeek-V3 in fp8 on eight H200: each GPU holds all tokens' latents; a pair of tokens costs each of
+    128 heads 576 multiplications for its score and 512 for its value."""
     model = MODELS["deepseek-v3"]
     cost = RooflineCost(model, find_gpu("h200"), dtype="fp8", tensor_parallel=8, efficiency=IDEAL)
     assert cost.kv_bytes_per_token == 8 * 61 * 576 * 2

@@ -1,4 +1,4 @@
-"""Drafts in the simulator: they bring tokens as counted, and without them nothing changes."""
+"""Drafts in the simulator add tokens according to counts; without them nothing changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_counts(path: Path, pairs: list[tuple[int, int, int]]) -> Path:
 
 
 def simulate(out: Path, *more: str) -> tuple[int, int, float]:
-    """Turns, tokens said, and the mean completion time of a job."""
+    """Returns turns, output tokens, and the mean completion time of a job."""
     asked = ["simulate", "--workload", "synthetic", "--jobs", "6", "--rate", "0.5", "--policies", "fcfs"]
     assert main([*asked, "--json", str(out), *more]) == 0
     (run,) = json.loads(out.read_text())["runs"]
@@ -26,7 +26,7 @@ def simulate(out: Path, *more: str) -> tuple[int, int, float]:
 
 
 def test_drafts_shorten_jobs_and_change_no_output(tmp_path: Path) -> None:
-    """Three drafts that always hold: jobs end sooner, and say as much as before."""
+    """With three drafts that are always accepted, jobs end sooner with the same output."""
     counts = write_counts(tmp_path / "counts.json", [(3, 3, 1)])
     *said, without_s = simulate(tmp_path / "without.json")
     *said_too, with_s = simulate(tmp_path / "with.json", "--drafts", str(counts))
@@ -35,7 +35,7 @@ def test_drafts_shorten_jobs_and_change_no_output(tmp_path: Path) -> None:
 
 
 def test_a_trace_tells_what_drafts_brought(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of three drafts two hold, but where an answer ends."""
+    """Two of three drafts are accepted, except at the end of an answer."""
     counts = write_counts(tmp_path / "counts.json", [(3, 2, 1)])
     trace = str(tmp_path / "trace.jsonl")
     simulate(tmp_path / "out.json", "--drafts", str(counts), "--trace", trace)
@@ -51,14 +51,14 @@ def test_a_trace_tells_what_drafts_brought(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_counts_are_read_as_they_were_written(tmp_path: Path) -> None:
-    """Tokens per step are one and the accepted drafts."""
+    """Tokens per step are one plus the accepted drafts."""
     counts = read_draft_counts(write_counts(tmp_path / "counts.json", [(0, 0, 2), (4, 1, 1), (4, 4, 1)]))
     assert counts.tokens_per_step == pytest.approx(1 + 5 / 4)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '[{"drafter": "x", "turns": "all"}]'])
 def test_a_file_without_counts_is_named(tmp_path: Path, content: str) -> None:
-    """As a sentence, before anything runs."""
+    """The file is named in one sentence before anything runs."""
     path = tmp_path / "counts.json"
     path.write_text(content)
     with pytest.raises(WorkloadError, match=r"counts.json has no counts of drafts"):
@@ -66,7 +66,7 @@ def test_a_file_without_counts_is_named(tmp_path: Path, content: str) -> None:
 
 
 def test_more_accepted_than_drafted_is_refused(tmp_path: Path) -> None:
-    """Such a file counts something else."""
+    """A file with such counts counts something else, and is refused."""
     path = write_counts(tmp_path / "counts.json", [(1, 2, 1)])
     with pytest.raises(WorkloadError, match="has no counts"):
         read_draft_counts(path)

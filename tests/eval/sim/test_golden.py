@@ -1,4 +1,4 @@
-"""A simulated engine under fcfs decides, step by step, what the recorded scheduler decided."""
+"""A simulated engine under fcfs makes the recorded scheduler's decisions, step by step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _PausingScheduler(V1Scheduler):
 
 
 class _PunctualReplica(ExactReplica):
-    """Takes in what is ready just before each step, as the recording did."""
+    """Adds ready requests just before each step, as the recording did."""
 
     before_step: Callable[[], None]
 
@@ -62,7 +62,7 @@ class _PunctualReplica(ExactReplica):
 
 
 class _GoldenRun:
-    """One recorded case in front of a replica."""
+    """One recorded case, run on a replica."""
 
     def __init__(self, case: GoldenCase) -> None:
         config = case.config
@@ -77,7 +77,7 @@ class _GoldenRun:
         self._writer = TraceWriter(self._file)
         self._replica = _PunctualReplica(
             ReplicaConfig(
-                cost=PlainCost(step_overhead_s=1.0),  # a step's number is its time
+                cost=PlainCost(step_overhead_s=1.0),  # A step's number is its time.
                 scheduler=SchedulerConfig(
                     max_num_seqs=config.max_num_seqs,
                     max_num_batched_tokens=config.max_num_batched_tokens,
@@ -99,7 +99,7 @@ class _GoldenRun:
             self._events.at(float(request.step), self._replica.wake)
 
     def run(self) -> list[GoldenStep]:
-        """All steps in which something was scheduled or preempted."""
+        """Returns all steps in which something was scheduled or preempted."""
         self._events.run()
         self._writer.close()
         decoder = msgspec.json.Decoder(TraceEvent)
@@ -161,7 +161,7 @@ class _GoldenRun:
 @pytest.mark.shared
 @pytest.mark.skipif(not GOLDEN.exists(), reason="the recorded decisions are not beside the repository")
 def test_the_simulator_decides_as_the_recorded_scheduler_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is new, resumed, running and preempted, how many tokens each gets, what is hit, what stays free."""
+    """New, resumed, running and preempted requests, their tokens, hits and free blocks are equal."""
     monkeypatch.setattr(exact, "Scheduler", _PausingScheduler)
     cases = list(read_cases(GOLDEN))
     assert len(cases) == NUM_CASES

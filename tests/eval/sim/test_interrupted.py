@@ -1,4 +1,4 @@
-"""What is left of ``continuum simulate`` when somebody ends it, or the system one of its processes."""
+"""What ``continuum simulate`` leaves when a user ends it, or the system kills one of its processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def simulation() -> Iterator[subprocess.Popen[str]]:
 
 
 def _workers(process: subprocess.Popen[str], count: int) -> list[int]:
-    """Process ids of the children, once there are so many."""
+    """Process ids of the worker processes, once there are ``count``."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         processes = [pid for pid in Path("/proc").iterdir() if pid.name.isdigit()]
@@ -39,7 +39,7 @@ def _workers(process: subprocess.Popen[str], count: int) -> list[int]:
 
 
 def _is_worker(pid: Path, parent: int) -> bool:
-    """Whether it was forked off the parent; what the parent runs for a moment has another command line."""
+    """Whether it was forked from the parent; short-lived commands of the parent have another command line."""
     try:
         is_child = int((pid / "stat").read_text().rpartition(")")[2].split()[1]) == parent
         return is_child and (pid / "cmdline").read_bytes() == Path(f"/proc/{parent}/cmdline").read_bytes()
@@ -52,7 +52,7 @@ def _is_worker(pid: Path, parent: int) -> bool:
     [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)],
 )
 def test_its_processes_end_with_it(simulation: subprocess.Popen[str], number: int, code: int) -> None:
-    """However it is ended, at once, and without a traceback: their ends of its pipes are closed."""
+    """However it is ended, its processes end at once, without a traceback, as their pipes are closed."""
     _workers(simulation, 2)
     simulation.send_signal(number)
     _, told = simulation.communicate(timeout=20)
@@ -61,7 +61,7 @@ def test_its_processes_end_with_it(simulation: subprocess.Popen[str], number: in
 
 
 def test_a_killed_process_is_one_sentence(simulation: subprocess.Popen[str]) -> None:
-    """As when memory is short: the command ends with exit code 1 and says what to try."""
+    """If the system kills a process, as for lack of memory, the command gives exit code 1 and advice."""
     worker, *_ = _workers(simulation, 2)
     subprocess.run(["kill", "-9", str(worker)], check=True)
     _, told = simulation.communicate(timeout=20)

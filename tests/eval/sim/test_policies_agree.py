@@ -1,4 +1,4 @@
-"""What must hold between policies whatever their rules: no gain without load, nothing beats the oracle."""
+"""Properties that hold across policies: no gain without load, and none beats the oracle."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ RULES = (
     "continuum:ttl_rule=fixed,fixed_ttl_s=0",
     "continuum:ttl_rule=fixed,fixed_ttl_s=20",
 )
-"""Retention rules under one order and one admission."""
+"""Retention rules with the same order and admission."""
 GOOD_RULES = RULES[:2]
 PUBLISHED = (
     "fcfs,priority,program-fcfs,fixed-ttl,fork,plas,gate,paper,infercept,continuum,"
     "continuum:ttl_rule=price,known-work:work_weight=1,oracle"
 )
 RIVALS = "fcfs,hrrn,wspt,gittins,pause,idleness"
-"""Without tlru, which evicts the end of the one job that goes on before what jobs that ended have left."""
+"""All except tlru, which evicts the tail of the only active job before the KV of ended jobs."""
 AGENT_JOBS = Path(__file__).resolve().parents[3].parent / "shared" / "workloads" / "agentcgroup-claude.jsonl"
 
 
 def _mean_completion_s(out: Path, *flags: str) -> dict[str, list[float]]:
-    """By policy, a run after another."""
+    """Mean completion times by policy, in the order of the runs."""
     assert main(["simulate", "--block-size", "64", "--json", str(out), *flags]) == 0
     means: dict[str, list[float]] = defaultdict(list)
     for run in read_results(out).runs:
@@ -45,8 +45,8 @@ def _mean_completion_s(out: Path, *flags: str) -> dict[str, list[float]]:
 @pytest.mark.parametrize("policies", [PUBLISHED, RIVALS])
 @pytest.mark.parametrize("workload", ["swe-bench", "bfcl"])
 def test_at_low_load_all_policies_coincide(tmp_path: Path, workload: str, policies: str) -> None:
-    """One job after the other: whatever is held, and for whom, nobody is waiting for it. Only a policy that
-    tells programs apart by name may differ by the milliseconds of a step."""
+    """With one job after the other no request waits, whatever is pinned. Only a policy that distinguishes
+    programs by name may differ by a step's milliseconds."""
     flags = ["--workload", workload, "--jobs", "6", "--rate", "0.002", "--policies", policies]
     means = _mean_completion_s(tmp_path / "out.json", *flags)
     assert len(means) == policies.count(",") + 1
@@ -56,15 +56,16 @@ def test_at_low_load_all_policies_coincide(tmp_path: Path, workload: str, polici
 
 @pytest.mark.long
 def test_no_rule_of_retention_beats_the_oracle(tmp_path: Path) -> None:
-    """Of rules with its order and its admission, where memory is short: its mean over two seeds is the
-    smallest, to two hundredths: it takes what is best at each moment, which is not quite the best of all."""
+    """Among rules with the oracle's order and admission, its mean over two seeds is the smallest up to 2 %,
+    if memory is short: it is optimal at each moment, not overall."""
     flags = ["--workload", "swe-bench", "--jobs", "25", "--rate", "0.5", "--seeds", "2"]
     _check_oracle(tmp_path / "out.json", [*flags, "--kv-tokens", "200000"])
 
 
 @pytest.mark.long
 def test_nor_with_a_host_tier(tmp_path: Path) -> None:
-    """Likewise over four seeds: where KV is loaded back good rules differ by less than two draws of jobs."""
+    """The same holds over four seeds with a host tier, where good rules differ by less than the noise of the
+    jobs."""
     flags = ["--workload", "swe-bench", "--jobs", "25", "--rate", "0.5", "--seeds", "4"]
     flags += ["--kv-tokens", "200000", "--host-kv-tokens", "1000000"]
     _check_oracle(tmp_path / "out.json", flags, GOOD_RULES)
@@ -73,7 +74,7 @@ def test_nor_with_a_host_tier(tmp_path: Path) -> None:
 @pytest.mark.shared
 @pytest.mark.skipif(not AGENT_JOBS.exists(), reason="the recorded workloads are not here")
 def test_nor_on_recorded_jobs(tmp_path: Path) -> None:
-    """Likewise, with the tool times of real agents."""
+    """The same holds with the tool times of real agents."""
     flags = ["--workload", str(AGENT_JOBS), "--jobs", "25", "--rate", "0.1", "--seeds", "1"]
     _check_oracle(tmp_path / "out.json", [*flags, "--kv-tokens", "250000"], GOOD_RULES)
 
@@ -88,8 +89,8 @@ def _check_oracle(out: Path, flags: list[str], rules: Sequence[str] = RULES) -> 
 
 @pytest.mark.parametrize(("workload", "rate"), [("swe-bench", "0.5"), ("bfcl", "0.3")])
 def test_with_a_host_tier_holding_does_no_harm(tmp_path: Path, workload: str, rate: str) -> None:
-    """Where KV is loaded back, ours is no slower than fcfs with the same tier, nor are its slowest jobs:
-    means over two seeds, to one and three hundredths."""
+    """With a host tier ours is no slower than fcfs, nor are its slowest jobs: means over two seeds, up to 1 %
+    and 3 %."""
     flags = ["--workload", workload, "--jobs", "25", "--rate", rate, "--seeds", "2", "--block-size", "64"]
     flags += ["--kv-tokens", "200000", "--host-kv-tokens", "1000000", "--json", str(tmp_path / "out.json")]
     assert main(["simulate", *flags]) == 0

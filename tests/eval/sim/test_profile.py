@@ -1,4 +1,4 @@
-"""Measures a real server with ``continuum profile`` and asks whether the fit foretells its steps."""
+"""``continuum profile`` measures a real server, and the fit predicts its steps."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_profile_describes_the_server_it_was_measured_on(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One command: the server runs, is loaded for some seconds, and the fit foretells its steps; the trace it
-    leaves gives the same coefficients once more. Bounds are wide: the machine does other things."""
+    """One command runs and loads the server for some seconds; the fit predicts its steps, and fitting its
+    trace again gives the same coefficients. Bounds are wide, as the machine may be busy."""
     trace, profile = tmp_path / "trace.jsonl", tmp_path / "profile.json"
     flags = ["--model", str(model), "--json", str(profile), "--date", "a Sunday"]
     pool = ["--num-gpu-blocks-override", "1200", "--max-num-batched-tokens", "512"]
@@ -56,7 +56,7 @@ def test_a_profile_describes_the_server_it_was_measured_on(
 def test_what_cannot_be_profiled_is_one_sentence(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A missing model, a trace that is none, a server flag with a bad value: told before or at the start."""
+    """A missing model, an invalid trace or a bad server flag is reported at the latest at the start."""
 
     def complaint(*arguments: str, code: int = 1) -> str:
         assert main(["profile", "--json", str(tmp_path / "out.json"), *arguments]) == code
@@ -84,7 +84,8 @@ def test_what_cannot_be_profiled_is_one_sentence(
     "behaviour", [Behaviour(break_after=3), Behaviour(break_after=12), Behaviour(busy_times=99)]
 )
 async def test_a_server_that_fails_under_the_load_is_one_sentence(behaviour: Behaviour) -> None:
-    """Alone with it or with many at once, in the middle of answers: no pile of exceptions."""
+    """A server that fails in mid-answer, with one request or many, gives one sentence, not a list of
+    exceptions."""
     limits = ServerLimits(max_model_len=4000, pool_tokens=100_000, max_num_seqs=8)
     with OtherServer(behaviour) as server:
         async with ProfileLoad(server.base_url, seed=0) as load:

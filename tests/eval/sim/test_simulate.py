@@ -1,4 +1,4 @@
-"""``continuum simulate`` as a user types it."""
+"""``continuum simulate`` as a user calls it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _simulate(workload: Path, out: Path, *flags: str) -> list[RunResult]:
-    """Results of a run that goes well."""
+    """Returns the results of a successful run."""
     arguments = ["simulate", "--workload", str(workload), *ON_HARDWARE, "--json", str(out), *flags]
     assert main(arguments) == 0
     return read_results(out).runs
@@ -61,7 +61,7 @@ def _simulate(workload: Path, out: Path, *flags: str) -> list[RunResult]:
 def test_a_grid_has_a_run_for_each_policy_load_and_seed(
     workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By load, seed, policy; all jobs end, and the table on the terminal names what was assumed."""
+    """Runs are ordered by load, seed, policy; all jobs end, and the printed table names what was assumed."""
     flags = ["--policies", "fcfs,continuum", "--rate", "0.5,2", "--seeds", "2", "--kv-tokens", "60000"]
     runs = _simulate(workload, tmp_path / "a.json", *flags)
     cells = [(run.setting.jobs_per_s, run.setting.seed, run.name) for run in runs]
@@ -69,7 +69,7 @@ def test_a_grid_has_a_run_for_each_policy_load_and_seed(
     assert {run.num_completed_jobs for run in runs} == {12}
     assert {run.kv_usage_at_end for run in runs} == {0.0}
     assert all(run.setting.simulated and run.setting.hardware for run in runs)
-    # As bench has it: the same file is the same workload from wherever it is called.
+    # As in bench, the same file is the same workload from any folder.
     assert {run.setting.workload for run in runs} == {"jobs.jsonl"}
     table = capsys.readouterr().out
     for wanted in ("continuum", "0.5 jobs/s", "60 measured", "COMPUTED", "ASSUMED, Poisson"):
@@ -80,7 +80,7 @@ def test_a_grid_has_a_run_for_each_policy_load_and_seed(
 def test_runs_begin_with_what_a_server_had_learned_and_keep_it_as_it_was(
     workload: Path, tmp_path: Path
 ) -> None:
-    """Each with the same, whoever ran before it or beside it, and the server's file is not touched."""
+    """Every run starts from the same state in any order and process; the server's file is not changed."""
     state = tmp_path / "state.json"
     server = ToolStats(Tuning(), str(state))
     for now in range(20):
@@ -95,7 +95,7 @@ def test_runs_begin_with_what_a_server_had_learned_and_keep_it_as_it_was(
     assert len({file.read_bytes() for file in files}) == 1
     assert state.read_bytes() == learned
     without, with_it = runs[:2]
-    assert with_it.pins_ended != without.pins_ended  # nothing is held for a call that is known to take 500 s
+    assert with_it.pins_ended != without.pins_ended  # No pin waits for a call that is known to take 500 s.
 
     trace, one = tmp_path / "trace.jsonl", f"continuum:estimator_state={state}"
     _simulate(workload, files[0], "--policies", one, "--trace", str(trace))
@@ -108,7 +108,7 @@ def test_runs_begin_with_what_a_server_had_learned_and_keep_it_as_it_was(
 def test_an_estimator_state_that_is_none_is_one_sentence(
     workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also one that is not there: a simulation begins none."""
+    """An invalid or missing state file is refused: a simulation creates none."""
     (tmp_path / "bad").write_text("{}")
     for name, wanted in (
         ("missing", "estimator_state: no such file"),
@@ -124,8 +124,8 @@ def test_an_estimator_state_that_is_none_is_one_sentence(
 def test_turns_that_are_pinned_are_told_by_their_receipts(
     workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a server's client counts them: no fewer than came back to what was held. None where no receipt says
-    it, whether nothing was held or the policy tells nobody."""
+    """As a server's client counts them, at least as many turns are pinned as returned to a pin. The count is
+    None without receipts, or if none reports a pin."""
     flags = ["--policies", "continuum,fixed-ttl,fcfs", "--rate", "1", "--kv-tokens", "60000"]
     ours, silent, fcfs = _simulate(workload, tmp_path / "a.json", *flags)
     assert ours.num_pinned_turns is not None
@@ -138,7 +138,7 @@ def test_turns_that_are_pinned_are_told_by_their_receipts(
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes(workload: Path, tmp_path: Path) -> None:
-    """However many processes share the work; another seed gives another run."""
+    """The result does not depend on the number of processes; another seed gives another run."""
     flags = ["--policies", "fcfs,continuum,oracle", "--rate", "1", "--seeds", "2", "--kv-tokens", "60000"]
     files = [tmp_path / name for name in ("one.json", "two.json", "other.json")]
     _simulate(workload, files[0], *flags, "--processes", "1")
@@ -153,7 +153,7 @@ def test_the_same_seed_gives_the_same_bytes(workload: Path, tmp_path: Path) -> N
 def test_holding_pays_where_memory_is_short_and_costs_nothing_where_it_is_not(
     workload: Path, tmp_path: Path
 ) -> None:
-    """Twelve jobs of 18,100 tokens: with room for three continuum computes less again than fcfs."""
+    """Twelve jobs of 18,100 tokens: with memory for three, continuum recomputes less than fcfs."""
     flags = ["--policies", "fcfs,continuum", "--rate", "2"]
     short = _simulate(workload, tmp_path / "short.json", *flags, "--kv-tokens", "60000")
     ample = _simulate(workload, tmp_path / "ample.json", *flags, "--kv-tokens", "400000")
@@ -165,7 +165,7 @@ def test_holding_pays_where_memory_is_short_and_costs_nothing_where_it_is_not(
 
 
 def test_a_run_ends_with_its_last_job(tmp_path: Path) -> None:
-    """A pin that would hold for hours holds for nothing until then, so the share of pool and run is one."""
+    """A pin with hours left is released with the last job, so no time is held in vain."""
     path = tmp_path / "jobs.jsonl"
     write_jobs(path, [_job(0)])
     flags = ["--policies", "fixed-ttl:10000", "--kv-tokens", "20000"]
@@ -175,7 +175,7 @@ def test_a_run_ends_with_its_last_job(tmp_path: Path) -> None:
 
 
 def test_host_memory_brings_back_what_the_pool_lost(workload: Path, tmp_path: Path) -> None:
-    """With room for copies fcfs loads what it would have computed, and is the faster for it."""
+    """With host memory fcfs loads what it would have recomputed, and is faster."""
     flags = ["--policies", "fcfs", "--rate", "2", "--kv-tokens", "60000"]
     (without,) = _simulate(workload, tmp_path / "without.json", *flags)
     (with_host,) = _simulate(workload, tmp_path / "with.json", *flags, "--host-kv-tokens", "400000")
@@ -189,8 +189,8 @@ def test_host_memory_brings_back_what_the_pool_lost(workload: Path, tmp_path: Pa
 
 
 def test_a_disk_brings_back_what_host_memory_lost(workload: Path, tmp_path: Path) -> None:
-    """Host memory is short, too: with a disk behind it less is computed, and the run says what was read.
-    Without host memory there is nothing that a disk could take."""
+    """With little host memory a disk tier saves recomputing, and the run reports what was read. Without host
+    memory a disk is useless."""
     flags = ["--policies", "fcfs", "--rate", "2", "--kv-tokens", "60000"]
     (without,) = _simulate(workload, tmp_path / "without.json", *flags, "--host-kv-tokens", "60000")
     flags += ["--disk-kv-tokens", "1000000"]
@@ -206,7 +206,7 @@ def test_a_disk_brings_back_what_host_memory_lost(workload: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_simulation_writes_the_trace_that_a_server_would(workload: Path, tmp_path: Path) -> None:
-    """One decision per step, every turn's life, closed in order; and it is a workload to simulate again."""
+    """The trace has a decision per step and every turn's life, closed in order, and can be simulated."""
     trace = tmp_path / "new" / "trace.jsonl"
     flags = ["--rate", "2", "--kv-tokens", "60000", "--jobs", "4"]
     (run,) = _simulate(
@@ -225,7 +225,7 @@ def test_a_simulation_writes_the_trace_that_a_server_would(workload: Path, tmp_p
 
 
 def test_several_replicas_share_the_jobs(workload: Path, tmp_path: Path) -> None:
-    """Where jobs are kept together nothing is recomputed; round robin recomputes nearly all of it."""
+    """If jobs stay together nothing is recomputed; round robin recomputes nearly everything."""
     flags = ["--policies", "fcfs", "--rate", "2", "--replicas", "3"]
     runs = {
         router: _simulate(workload, tmp_path / f"{router}.json", *flags, "--router", router)[0]
@@ -278,7 +278,7 @@ OF_FILES = (
 def test_what_cannot_be_is_one_sentence(
     workload: Path, flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No traceback; exit code 1 where a file or the jobs are at fault, 2 where an option is."""
+    """Errors have no traceback; exit code 1 for a file or the jobs, 2 for an option."""
     code = 1 if complaint in OF_FILES else 2
     assert main(["simulate", "--workload", str(workload), *flags]) == code
     told = capsys.readouterr().err.strip().splitlines()[-1]
@@ -301,7 +301,7 @@ def test_what_cannot_be_is_one_sentence(
 def test_a_senseless_number_is_refused(
     workload: Path, flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2 and the flag, as of any wrong command line."""
+    """A senseless number gives exit code 2 and names the flag, as any wrong command line."""
     with pytest.raises(SystemExit) as stopped:
         main(["simulate", "--workload", str(workload), *flags])
     assert stopped.value.code == 2
@@ -312,7 +312,7 @@ def test_a_senseless_number_is_refused(
 def test_an_output_that_cannot_be_written_is_refused_before_the_run(
     workload: Path, tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No minutes go for nothing; what a file holds stays until the run is over."""
+    """The output is checked before the run; an existing file is kept until the run is over."""
     old, nowhere = tmp_path / "old", workload / "out"
     old.write_text("an earlier result")
     other = "--html" if flag == "--json" else "--json"
@@ -329,7 +329,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_run(
 def test_on_a_full_disk_the_table_is_printed_all_the_same(
     workload: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who has waited for a run sees it, and why it was not kept."""
+    """The table is printed, with the reason why it was not saved."""
     flags = ["--jobs", "1", "--policies", "fcfs", "--json", "/dev/full"]
     assert main(["simulate", "--workload", str(workload), *flags]) == 1
     printed = capsys.readouterr()
@@ -340,7 +340,7 @@ def test_on_a_full_disk_the_table_is_printed_all_the_same(
 
 
 def test_a_bad_line_of_the_workload_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file, the line, the turn and the field."""
+    """The error names the file, line, turn and field."""
     path = tmp_path / "jobs.jsonl"
     write_jobs(path, [_job(0), _job(1)])
     lines = path.read_text().splitlines()
@@ -357,7 +357,7 @@ def test_a_bad_line_of_the_workload_is_named(tmp_path: Path, capsys: pytest.Capt
 def test_layers_with_a_window_leave_blocks_to_others(
     workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Half of gpt-oss-20b's layers hold 128 tokens: less is recomputed, and what was decided replays."""
+    """Half of gpt-oss-20b's layers hold 128 tokens: less is recomputed, and the trace replays."""
     trace = tmp_path / "trace.jsonl"
     on_gpt_oss = ["--model", "gpt-oss-20b", "--kv-tokens", "80000", "--rate", "2", "--policies", "continuum"]
     (hybrid,) = _simulate(workload, tmp_path / "a.json", *on_gpt_oss, "--trace", str(trace))
@@ -377,7 +377,7 @@ def test_layers_with_a_window_leave_blocks_to_others(
     assert "no difference" in capsys.readouterr().out
     assert main(["trace", "pins", str(trace)]) == 0
     created = next(e for e in read_trace(trace) if isinstance(e, PinEvent) and e.kind == "created")
-    num_tokens = 8100 // 16 * 16  # all of full attention, and 8 blocks of a window of 128
+    num_tokens = 8100 // 16 * 16  # All of full attention, and 8 blocks of a window of 128.
     assert created.num_blocks == num_tokens // 16 + 8
     assert pinned_tokens(header, created.num_blocks) == num_tokens
 
@@ -386,8 +386,8 @@ def test_layers_with_a_window_leave_blocks_to_others(
 def test_layers_with_states_share_the_memory_of_the_pool(
     workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Four tenths of 100,000 tokens of KV are 12 states of Qwen3-Next; a pin holds one, and replays. A pool
-    for fewer than a sequence may need is refused."""
+    """Four tenths of 100,000 tokens of KV are 12 states of Qwen3-Next; a pin holds one, and the trace
+    replays. A pool with fewer states than a sequence may need is refused."""
     trace = tmp_path / "trace.jsonl"
     flags = ["--model", "qwen3-next-80b-a3b", "--rate", "2", "--policies", "continuum"]
     (run,) = _simulate(workload, tmp_path / "a.json", *flags, "--kv-tokens", "100000", "--trace", str(trace))
@@ -400,7 +400,7 @@ def test_layers_with_states_share_the_memory_of_the_pool(
     assert main(["trace", "replay", str(trace)]) == 0
     assert "no difference" in capsys.readouterr().out
     created = next(e for e in read_trace(trace) if isinstance(e, PinEvent) and e.kind == "created")
-    assert created.num_blocks == 8100 // 16 + -(-3144 // 16)  # its blocks of KV, and a state's worth
+    assert created.num_blocks == 8100 // 16 + -(-3144 // 16)  # Its KV blocks, and a state's equivalent.
     arguments = ["simulate", "--workload", str(workload), *flags, "--kv-tokens", "60000"]
     assert main(arguments) != 0
     assert "leave memory for 7 states of qwen3-next-80b-a3b" in capsys.readouterr().err
@@ -412,8 +412,7 @@ def test_layers_with_states_share_the_memory_of_the_pool(
 def test_layers_of_chunks_leave_blocks_to_others(
     workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three of four of Llama 4 Scout's layers hold a chunk: less is recomputed, and what was decided
-    replays."""
+    """Three of four layers of Llama 4 Scout hold a chunk: less is recomputed, and the trace replays."""
     trace = tmp_path / "trace.jsonl"
     on_scout = ["--model", "llama-4-scout", "--tensor-parallel", "4", "--rate", "0.5"]
     on_scout += ["--kv-tokens", "60000", "--policies", "continuum"]
@@ -435,8 +434,8 @@ def test_layers_of_chunks_leave_blocks_to_others(
 def test_a_host_tier_keeps_windows_small(
     workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the bytes of a pool and a host tier for full attention everywhere there is much more of gpt-oss, so
-    that more is found and less is loaded or recomputed. The trace replays without a difference."""
+    """The bytes of a pool and a host tier sized for full attention hold much more of gpt-oss, so more is
+    found and less is loaded or recomputed. The trace replays."""
     trace = tmp_path / "trace.jsonl"
     flags = ["--model", "gpt-oss-20b", "--rate", "2", "--kv-tokens", "40000", "--host-kv-tokens", "90000"]
     flags += ["--disk-kv-tokens", "40000", "--policies", "continuum"]
@@ -465,7 +464,7 @@ def test_a_policy_that_fails_is_named_with_its_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One sentence, not the simulator's own frames."""
+    """The error is one sentence without the simulator's own frames."""
     source = "from engine.core.policy import FcfsPolicy\nclass Odd(FcfsPolicy):\n"
     source += "    def __init__(self, context): ...\n    def waiting_key(self, request, now):\n"
     source += "        return request.no_such_thing\n"

@@ -1,4 +1,4 @@
-"""The simulator on jobs whose course can be worked out by hand, and what must hold of any job."""
+"""The simulator on jobs whose course can be computed by hand, and properties of any job."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def _run(
 
 
 def test_a_turn_recorded_without_output_ends_with_its_first_token() -> None:
-    """That token fills the last block of the prompt."""
+    """The first token fills the last block of the prompt."""
     run = _run([_job("job", _turn(39, 0, 0, gap_s=1.0), _turn(43, 39, 2))])
     assert [turn.output_tokens for turn in run.turns] == [1, 2]
 
 
 def test_a_job_alone_takes_what_its_steps_and_gaps_take() -> None:
-    """40 prompt tokens take two steps of at most 32, the last of which samples; then each step a token."""
+    """40 prompt tokens take two steps of at most 32, the second of which samples; then a step per token."""
     run = _run([TWO_TURNS], [3.0])
     first, second = run.turns
     assert (first.start_s, first.ttft_s, first.latency_s) == (3.0, 0.25 + 2 + 0.5, 0.25 + 2 + 3 + 0.5)
@@ -92,14 +92,14 @@ def test_a_job_alone_takes_what_its_steps_and_gaps_take() -> None:
 
 
 def test_jobs_share_the_steps() -> None:
-    """Two jobs at once take turns within one budget: the second one's prompt waits for the first one's."""
+    """Two concurrent jobs share one budget: the second one's prompt waits for the first one's."""
     alone = _run([_job("a", _turn(32, 0, 8))])
     both = _run([_job("a", _turn(32, 0, 8)), _job("b", _turn(32, 0, 8))])
     assert alone.jobs[0].completion_s < both.jobs[1].completion_s < 2 * alone.jobs[0].completion_s
 
 
 def test_a_job_with_a_better_priority_is_served_first() -> None:
-    """Of three that wait for the one seat, under the agent policy; ``fcfs`` does not look at it."""
+    """The agent policy serves the better priority first of three waiting jobs; ``fcfs`` ignores it."""
     config = replace(CONFIG, scheduler=replace(CONFIG.scheduler, max_num_seqs=1))
     ranks = {"first": 0, "worse": 1, "better": -1}
     jobs = [replace(_job(name, _turn(20, 0, 4)), priority=rank) for name, rank in ranks.items()]
@@ -109,7 +109,7 @@ def test_a_job_with_a_better_priority_is_served_first() -> None:
 
 
 def test_a_closed_loop_starts_a_job_when_one_ends() -> None:
-    """At concurrency 1 jobs follow each other, and a job's time counts from when it was let in."""
+    """At concurrency 1 jobs follow each other, and a job's time counts from its admission."""
     jobs = [_job(f"job {i}", _turn(32, 0, 4)) for i in range(3)]
     run = _run(jobs, concurrency=1)
     assert [job.start_s for job in run.jobs] == [0.0, 4.75, 9.5]
@@ -117,7 +117,7 @@ def test_a_closed_loop_starts_a_job_when_one_ends() -> None:
 
 
 def test_a_parent_waits_for_its_sub_agents() -> None:
-    """The gap lasts until the spawned job is done, and no shorter than the tool's own time."""
+    """The gap lasts until the spawned job is done, and at least as long as the tool."""
     child = _job("child", _turn(32, 0, 8), parent="parent")
     spawning = replace(_turn(40, 0, 4, gap_s=1.0), spawns=("child",))
     run = _run([_job("parent", spawning, _turn(60, 44, 2)), child])
@@ -130,7 +130,7 @@ def test_a_parent_waits_for_its_sub_agents() -> None:
 
 
 def test_a_pin_brings_a_job_back_to_its_kv_under_pressure() -> None:
-    """While a job's tool runs another fills the pool: fcfs computes the prompt again, continuum does not."""
+    """While a job's tool runs another fills the pool: fcfs recomputes the prompt, continuum does not."""
     jobs = [
         _job("returns", _turn(200, 0, 4, gap_s=5.0), _turn(212, 204, 2)),
         _job("goes on", _turn(20, 0, 60)),
@@ -145,7 +145,7 @@ def test_a_pin_brings_a_job_back_to_its_kv_under_pressure() -> None:
 
 
 def test_a_router_keeps_a_job_where_its_kv_is() -> None:
-    """With two replicas round robin sends the second turn to the one that knows nothing of the job."""
+    """With two replicas round robin sends the second turn to the one without the job's KV."""
     runs = {
         name: _run([TWO_TURNS], config=replace(CONFIG, num_replicas=2, router=name))
         for name in ("jobs", "session", "round-robin")
@@ -156,7 +156,8 @@ def test_a_router_keeps_a_job_where_its_kv_is() -> None:
 
 
 def test_a_sub_agent_goes_to_the_replica_that_has_its_parents_prefix() -> None:
-    """Also one that nobody names: its prompt begins as its parent's does. A stranger goes elsewhere."""
+    """The same holds for an unnamed one, whose prompt begins like its parent's; an unrelated job goes
+    elsewhere."""
 
     def sharing(job: Job) -> Job:
         return replace(job, shared_prefix="agent", shared_prefix_tokens=128)
@@ -171,7 +172,7 @@ def test_a_sub_agent_goes_to_the_replica_that_has_its_parents_prefix() -> None:
 
 
 def test_jobs_with_one_system_prompt_share_it_if_asked() -> None:
-    """Recorded agents begin with the same words; whether their blocks are shared is a setting."""
+    """Recorded agents begin with the same words; a setting decides whether they share blocks."""
     first, second = (
         replace(_job(name, _turn(64, 0, 4)), shared_prefix="agent", shared_prefix_tokens=50) for name in "ab"
     )
@@ -185,14 +186,14 @@ def test_jobs_with_one_system_prompt_share_it_if_asked() -> None:
 
 
 def test_a_job_that_never_fits_is_one_sentence() -> None:
-    """Nobody wants to find out after minutes."""
+    """The job is refused at once, not after minutes."""
     with pytest.raises(WorkloadError, match=r"Job big needs 401 tokens of KV at once; the pool holds 400\."):
         _run([_job("big", _turn(400, 0, 1))])
 
 
 @st.composite
 def _jobs(draw: st.DrawFn) -> Job:
-    """A job whose turns share any part of what came before, with or without recorded blocks."""
+    """A job whose turns share any part of earlier ones, with or without recorded blocks."""
     turns: list[Turn] = []
     context = 0
     for _ in range(draw(st.integers(1, 5))):
@@ -210,7 +211,7 @@ def _jobs(draw: st.DrawFn) -> Job:
 @given(st.lists(_jobs(), min_size=1, max_size=6, unique_by=lambda job: job.job_id), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_every_job_ends_and_the_same_jobs_give_the_same_run(jobs: list[Job], pins: bool) -> None:
-    """Whatever the jobs: every turn is answered once, no block stays held, and a second run is the same."""
+    """For any jobs every turn is answered once, no block stays held, and a second run is equal."""
     policy = CONTINUUM if pins else FCFS
     config = replace(CONFIG, kv_tokens=max(job.max_context_tokens for job in jobs) + 2 * BLOCK)
     run, again = (_run(jobs, config=config, policy=policy) for _ in range(2))
@@ -223,7 +224,7 @@ def test_every_job_ends_and_the_same_jobs_give_the_same_run(jobs: list[Job], pin
 
 @given(_jobs(), st.sampled_from((1, 4, 8)))
 def test_a_chain_shares_what_the_turns_share(job: Job, block_size: int) -> None:
-    """Two turns have the same block where all its tokens are shared, and no other block in common."""
+    """Two turns have the same block exactly where all its tokens are shared."""
     chain = JobChain(BlockNames(block_size), job)
     before: list[bytes] = []
     for index, turn in enumerate(job.turns):
@@ -236,7 +237,8 @@ def test_a_chain_shares_what_the_turns_share(job: Job, block_size: int) -> None:
 
 
 def test_recorded_blocks_are_shared_across_jobs_of_a_scope() -> None:
-    """Ids of 8-token blocks, two of ours each; an answer is named as the next prompt recorded it."""
+    """Ids of 8-token blocks are two of ours each; an answer's blocks have the names in the next recorded
+    prompt."""
     names = BlockNames(BLOCK)
     first = Job(
         job_id="a",

@@ -1,4 +1,4 @@
-"""One small model for all tests that serve one: making it takes seconds."""
+"""One small model for all tests that serve one, since making it takes seconds."""
 
 from __future__ import annotations
 

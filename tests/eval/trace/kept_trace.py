@@ -1,7 +1,7 @@
-"""The trace that is kept, for other machines to decide again.
+"""The stored trace, which other machines replay.
 
-``python -m tests.eval.trace.kept_trace`` writes it anew,
-which a change of what the policy decides or of its options makes necessary.
+``python -m tests.eval.trace.kept_trace`` rewrites it, which is necessary after changes to the policy's
+decisions or options.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _ENGINE = ["--kv-tokens", "8000", "--max-num-seqs", "6", "--max-num-batched-toke
 
 
 def write(path: Path) -> None:
-    """Jobs enough that costs, durations and remaining work are learned; so small a pool that it matters."""
+    """Runs enough jobs to learn costs, durations and remaining work, in a pool small enough that they
+    matter."""
     assert main(["simulate", *_JOBS, *_ENGINE, "--policies", "continuum", "--trace", str(path)]) == 0
 
 

@@ -1,12 +1,11 @@
-"""``python -m tests.eval.trace.plain_process FILE``: replays a trace in a process that has nothing but plain
-arithmetic: numpy is a name without functions, and what a C library or a newer Python computes otherwise
-raises an error."""
+"""``python -m tests.eval.trace.plain_process FILE`` replays a trace in a process with plain arithmetic only:
+numpy has no functions, and whatever C libraries or Python versions compute differently raises an error."""
 
 from __future__ import annotations
 
 import builtins
 import math
-import random  # itself needs logarithms while it is imported
+import random  # Needs logarithms itself while it is imported.
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,17 +13,17 @@ from types import ModuleType
 from typing import Any
 
 NEEDED = {"ndarray", "bool_", "dtype", "float64", "int64", "integer", "floating", "generic", "number"}
-"""Names of numpy that are needed: types that annotations and empty arrays name."""
+"""Names of numpy used in annotations and by empty arrays."""
 BY_LIBRARY = (
     *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow", "cbrt", "hypot", "dist", "sumprod"),
     *("gamma", "lgamma", "erf", "erfc", "sin", "cos", "tan", "asin", "acos", "atan", "atan2"),
     *("sinh", "cosh", "tanh"),
 )
-"""Functions of ``math`` that differ by library: IEEE 754 leaves them to whoever writes one."""
+"""Functions of ``math`` that differ by library, as IEEE 754 does not define them."""
 
 
 class _Nothing(ModuleType):
-    """numpy, without functions."""
+    """numpy without functions."""
 
     def __getattr__(self, name: str) -> Any:
         if name in NEEDED or name == "NDArray":

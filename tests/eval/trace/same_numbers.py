@@ -1,4 +1,4 @@
-"""What several commands say of one trace, side by side."""
+"""Compares what several commands report about one trace."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from eval.trace.page.totals import KINDS
 
 
 def check_same_numbers(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the jobs' time went, and every other figure that ``summary``, ``jobs``, ``diff`` and ``report``
-    have in common, is one number."""
+    """Checks that the jobs' time shares, and every other figure common to ``summary``, ``jobs``, ``diff`` and
+    ``report``, are equal."""
 
     def ask(*arguments: str) -> object:
         capsys.readouterr()

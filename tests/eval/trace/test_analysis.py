@@ -1,4 +1,4 @@
-"""What is said of a trace is what happened: it agrees with who ran it, and every second is in it once."""
+"""The analysis of a trace agrees with the run that wrote it, and every second is counted once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read(path: Path) -> tuple[TraceFacts, Lives]:
 
 
 def ask(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0) -> str:
-    """What a sub-command prints; of a failing one, what it says."""
+    """Returns the output of a sub-command, or its error if it fails."""
     capsys.readouterr()
     assert main(["trace", *map(str, arguments)]) == code
     printed = capsys.readouterr()
@@ -60,14 +60,14 @@ def ask_json(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Any:
     return json.loads(ask(capsys, *arguments, "--json"))
 
 
-# ---- agreement with who ran it ----
+# ---- agreement with the run ----
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_summary_is_what_the_simulator_measured(
     runs: dict[str, SimulatedTrace], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """JCT and TTFT differ by the overheads outside of the engine only; counts do not differ at all."""
+    """JCT and TTFT differ only by the overheads outside of the engine; counts are equal."""
     run, summary = runs[name].result, ask_json(capsys, "summary", runs[name].path)
     assert summary["file"]["complete"], summary["file"]["faults"]
     assert summary["num_jobs"] == run["num_completed_jobs"]
@@ -91,14 +91,14 @@ def test_summary_is_what_the_simulator_measured(
 def test_pins_are_those_that_the_engine_counted(
     runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every pin has one outcome; what was held for nothing is no more than the engine says it was."""
+    """Every pin has one outcome; the time held in vain is at most the engine's figure."""
     for name in ("continuum", "host"):
         run, study = runs[name].result, ask_json(capsys, "pins", runs[name].path)
         outcomes = {each["outcome"]: each for each in study["outcomes"]}
         counted = {outcome: each["count"] for outcome, each in outcomes.items() if outcome != "refused"}
         assert counted == run["pins_ended"]
         in_vain = sum(each["in_vain_block_s"] for each in study["tools"] if each["tools"] == "all")
-        # The engine's count also has the parts that were broken off pins which then were taken over.
+        # The engine's count also has the parts broken off pins that were later taken over.
         assert 0 < in_vain * 16 <= run["held_in_vain_token_s"] * 1.001
         (every,) = [each for each in study["tools"] if each["tools"] == "all"]
         kinds = [each for each in study["tools"] if each["tools"] != "all"]
@@ -110,8 +110,8 @@ def test_pins_are_those_that_the_engine_counted(
 def test_a_policy_without_pins_has_none(
     runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Said in a sentence, not as an empty table."""
-    assert "holds no pins" in ask(capsys, "pins", runs["fcfs"].path)
+    """The output is a sentence, not an empty table."""
+    assert "has no pins" in ask(capsys, "pins", runs["fcfs"].path)
 
 
 # ---- sums ----
@@ -119,7 +119,7 @@ def test_a_policy_without_pins_has_none(
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_second_of_a_job_is_given_to_one_phase(runs: dict[str, SimulatedTrace], name: str) -> None:
-    """Spans meet without a hole or an overlap, and add up to the wall time, of turns as of jobs."""
+    """Spans meet without gaps or overlaps, and add up to the wall time, for turns and for jobs."""
     _, lives = read(runs[name].path)
     jobs = lives.jobs()
     assert len(jobs) == 14
@@ -150,7 +150,7 @@ MOMENTS = st.floats(-5, 15, allow_nan=False)
 def test_overlapping_spans_are_tiled(
     drawn: list[tuple[Phase, float, float, float]], start_s: float, length_s: float
 ) -> None:
-    """However turns overlap, each moment has one phase: the furthest on of those that cover it."""
+    """For any overlap of turns each moment has one phase: the most advanced of those that cover it."""
     spans = [Span(phase, at, at + long, share * long) for phase, at, long, share in drawn]
     end_s = start_s + length_s
     tiles = tile(spans, start_s, end_s)
@@ -165,13 +165,13 @@ def test_overlapping_spans_are_tiled(
 
 
 def test_a_wait_is_for_memory_where_memory_is_short(runs: dict[str, SimulatedTrace]) -> None:
-    """A pool that is too small makes jobs wait for memory; one that is not, does not."""
+    """Jobs wait for memory in a pool that is too small, and not in a larger one."""
     _, lives = read(runs["continuum"].path)
     assert sum(turn.seconds.memory_s for turn in lives.turns) > 10
 
 
 def test_a_wait_for_a_grammar_is_none_for_memory_or_a_place() -> None:
-    """Until its grammar is there a request is not in the queue."""
+    """A request that awaits its grammar is not in the queue."""
     tracer = Tracer()
     seen = Seen()
     room = EngineRoom(tracer=tracer, max_num_seqs=1)
@@ -196,7 +196,7 @@ def test_a_wait_for_a_grammar_is_none_for_memory_or_a_place() -> None:
 
 
 def test_without_a_shortage_nobody_waits_for_memory(tmp_path: Path) -> None:
-    """The same jobs in a pool that holds all of them."""
+    """The same jobs wait for no memory in a pool that holds them all."""
     _, lives = read(simulate(tmp_path, "continuum", "--kv-tokens", "400000").path)
     assert sum(turn.seconds.memory_s for turn in lives.turns) == 0
     assert sum(turn.seconds.preempted_s for turn in lives.turns) == 0
@@ -209,7 +209,7 @@ def test_without_a_shortage_nobody_waits_for_memory(tmp_path: Path) -> None:
 def test_jobs_sorted_limited_and_as_json(
     runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The largest first; the columns of seconds add up to the job's; the table says how many it hides."""
+    """Sorted by size; the columns of seconds add up to the job's time; the table counts hidden rows."""
     path = runs["continuum"].path
     jobs = ask_json(capsys, "jobs", path, "--sort", "jct")
     assert len(jobs) == 14
@@ -232,7 +232,7 @@ def test_jobs_sorted_limited_and_as_json(
 def test_an_explanation_adds_up_as_it_is_written(
     runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever adds up the lines of the account, or those of a turn, gets the total below or above them."""
+    """The printed lines of the account, and those of a turn, add up to the printed total."""
     _, lives = read(runs["continuum"].path)
     for job in lives.jobs():
         text = ask(capsys, "explain", runs["continuum"].path, job.job_id)
@@ -259,7 +259,7 @@ def milliseconds(written: str) -> int:
 def test_an_explanation_says_why_each_pin_was_there_and_who_broke_it(
     runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rule with what it was given, the deadline, the end; the breaker is a request of the trace."""
+    """Each pin has its rule with inputs, deadline and end; the breaker is a request of the trace."""
     _, lives = read(runs["continuum"].path)
     owners = {turn.req_id: turn.job_id for turn in lives.turns}
     outcomes = {pin.outcome for pin in lives.pins}
@@ -278,7 +278,7 @@ def test_an_explanation_says_why_each_pin_was_there_and_who_broke_it(
             if pin.revoked_by is not None:
                 named += 1
                 assert (
-                    f"for {pin.revoked_by} of job {owners[pin.revoked_by]}" in text or "its own job" in text
+                    f"for {pin.revoked_by} of job {owners[pin.revoked_by]}" in text or "the same job" in text
                 )
         for gap in job.gaps:
             assert gap.called is None or f"It called {gap.called or 'nothing'};" in text
@@ -288,7 +288,7 @@ def test_an_explanation_says_why_each_pin_was_there_and_who_broke_it(
 def test_an_explanation_says_what_kept_a_job_from_beginning(
     runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What those that had begun were likely to need, and how much there is."""
+    """An explanation has the likely need of the jobs that had begun, and the available memory."""
     _, lives = read(runs["continuum"].path)
     parked = [turn for turn in lives.turns if turn.parked is not None]
     assert parked
@@ -303,7 +303,7 @@ def test_an_explanation_says_what_kept_a_job_from_beginning(
 def test_a_job_that_is_not_there_is_named_with_near_ones(
     runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 1, one sentence; whose request it is, if it is the id of one."""
+    """Exit code 1 and one sentence; for a request's id it names the request's job."""
     path = runs["continuum"].path
     said = ask(capsys, "explain", path, "swe-bench-13", code=1)
     assert said.count("\n") == 1
@@ -315,7 +315,7 @@ def test_a_job_that_is_not_there_is_named_with_near_ones(
 def test_an_explanation_as_json_is_the_records(
     runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For a program: the job's turns, gaps and pins, and its spans."""
+    """The JSON has the job's turns, gaps, pins and spans."""
     _, lives = read(runs["continuum"].path)
     job = lives.jobs()[0]
     told = ask_json(capsys, "explain", runs["continuum"].path, job.job_id)
@@ -331,7 +331,7 @@ def test_an_explanation_as_json_is_the_records(
 def test_two_policies_side_by_side(
     runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each job's change is its two times' and the sum of its parts; the mean is that of the two runs."""
+    """Each job's change is the difference of its times and the sum of its parts; the mean is of both runs."""
     fcfs, ours = runs["fcfs"], runs["continuum"]
     diff = ask_json(capsys, "diff", fcfs.path, ours.path)
     assert (len(diff["jobs"]), diff["only_a"], diff["only_b"], diff["open"]) == (14, [], [], [])
@@ -350,7 +350,7 @@ def test_two_policies_side_by_side(
 
 @pytest.mark.slow
 def test_a_trace_beside_itself(runs: dict[str, SimulatedTrace], capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing changes."""
+    """A trace compared with itself has no changes."""
     path = runs["continuum"].path
     diff = ask_json(capsys, "diff", path, path)
     assert {job["change_s"] for job in diff["jobs"]} == {0.0}
@@ -361,7 +361,7 @@ def test_a_trace_beside_itself(runs: dict[str, SimulatedTrace], capsys: pytest.C
 def test_runs_of_the_load_generator_are_compared(
     runs: dict[str, SimulatedTrace], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It marks the ids of each run; the jobs are the same without the marks. Other ids are not compared."""
+    """The load generator marks job ids per run; jobs are matched without the marks, and other ids are not."""
     path = runs["continuum"].path
     for name, mark in (("a", ".0a1b2c"), ("b", ".ffffff"), ("other", "-other")):
         marked = re.sub(rb'"job_id":"([^"]+)"', rb'"job_id":"\1' + mark.encode() + b'"', path.read_bytes())
@@ -371,13 +371,13 @@ def test_runs_of_the_load_generator_are_compared(
     assert "No job is complete in both" in ask(capsys, "diff", path, tmp_path / "other")
 
 
-# ---- traces that are not whole ----
+# ---- incomplete traces ----
 
 
 def test_a_trace_cut_off_is_read_as_far_as_it_goes(
     runs: dict[str, SimulatedTrace], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Killed in the middle of a line: it says so, jobs under way are open, and every sum still adds up."""
+    """The output reports a cut in mid-line, jobs under way are open, and every sum still adds up."""
     whole = runs["continuum"].path.read_bytes()
     path = tmp_path / "cut.jsonl"
     path.write_bytes(whole[: whole.index(b"\n", len(whole) // 3) - 7])
@@ -415,7 +415,7 @@ def test_every_command_says_that_a_trace_was_cut_off(
     capsys: pytest.CaptureFixture[str],
     command: tuple[str, ...],
 ) -> None:
-    """On stderr, in the words of the summary; of a whole trace nothing is said there."""
+    """The message is on stderr, in the summary's words; a complete trace has none."""
     whole = runs["continuum"].path
     content = whole.read_bytes()
     cut = tmp_path / "cut.jsonl"
@@ -434,7 +434,7 @@ def test_every_command_says_that_a_trace_was_cut_off(
 def test_a_job_between_two_turns_where_a_trace_was_cut_is_open(
     runs: dict[str, SimulatedTrace], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Wherever that is: what is compared with the whole trace is complete, so it is the same."""
+    """For any cut, jobs compared with the whole trace are complete, so they are equal."""
     whole = runs[name].path
     lines = whole.read_bytes().splitlines(keepends=True)
     calling: set[str] = set()
@@ -447,7 +447,7 @@ def test_a_job_between_two_turns_where_a_trace_was_cut_is_open(
         num_compared += len(diff["jobs"])
         jobs = {job.job_id: job for job in read(path)[1].jobs()}
         calling |= {job_id for job_id in diff["open"] if not jobs[job_id].is_open}
-        if name == "continuum":  # it tells of calls
+        if name == "continuum":  # It reports calls.
             assert ask_json(capsys, "summary", path)["num_open_jobs"] == len(diff["open"])
             assert sum(job.is_open for job in read_page(path).jobs) == len(diff["open"])
     assert num_compared > 5
@@ -457,7 +457,7 @@ def test_a_job_between_two_turns_where_a_trace_was_cut_is_open(
 def test_an_explanation_of_a_job_cut_off_between_two_turns(
     runs: dict[str, SimulatedTrace], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is told so far, and the end says why."""
+    """The job is explained up to the cut, and the end says why."""
     lines = runs["continuum"].path.read_bytes().splitlines(keepends=True)
     end = next(at for at, line in enumerate(lines) if b'"tools_started"' in line and b'"tools":["' in line)
     job_id = json.loads(lines[end])["job_id"]
@@ -465,18 +465,18 @@ def test_an_explanation_of_a_job_cut_off_between_two_turns(
     path.write_bytes(b"".join(lines[: end + 1]))
     said = " ".join(ask(capsys, "explain", path, job_id).split())
     assert "so far" in said
-    assert said.endswith("The trace was cut off before it tells what followed these calls.")
+    assert said.endswith("The trace was cut off while these calls ran.")
 
 
 def test_a_trace_that_begins_late_makes_nothing_up(
     runs: dict[str, SimulatedTrace], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As one that was switched on while jobs ran: those begin where they are first seen, and are said to."""
+    """In a trace switched on late, jobs begin where they are first seen, and are marked so."""
     header, *lines = runs["continuum"].path.read_bytes().splitlines(keepends=True)
     path = tmp_path / "late.jsonl"
     late = header.replace(b'"from_start":true', b'"from_start":false')
     path.write_bytes(b"".join([late, *lines[len(lines) // 3 :]]))
-    assert "it begins after the engine did" in ask(capsys, "summary", path)
+    assert "it begins after the engine started" in ask(capsys, "summary", path)
     facts, lives = read(path)
     assert any(not turn.arrival_told for turn in lives.turns)
     for job in lives.jobs():
@@ -486,7 +486,7 @@ def test_a_trace_that_begins_late_makes_nothing_up(
 
 
 def test_events_that_were_dropped(runs: dict[str, SimulatedTrace], tmp_path: Path) -> None:
-    """A turn whose end is among them does not run for ever, and the summary says how many are missing."""
+    """A turn whose end was dropped is lost, not endless, and the summary counts missing events."""
     header, *lines = runs["continuum"].path.read_bytes().splitlines(keepends=True)
     gap = b'{"type":"gap","dropped":600}\n'
     path = tmp_path / "gap.jsonl"
@@ -501,7 +501,7 @@ def test_events_that_were_dropped(runs: dict[str, SimulatedTrace], tmp_path: Pat
 def test_a_compressed_trace_in_parts_is_the_same(
     runs: dict[str, SimulatedTrace], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever files a trace is in, it says the same."""
+    """The output does not depend on the files that a trace consists of."""
     compressed = simulate(tmp_path, "continuum", name="trace.jsonl.zst")
     assert compressed.path.read_bytes()[:4] == b"\x28\xb5\x2f\xfd"
     assert ask_json(capsys, "jobs", compressed.path) == ask_json(capsys, "jobs", runs["continuum"].path)
@@ -513,7 +513,7 @@ def test_a_compressed_trace_in_parts_is_the_same(
 def test_what_is_no_trace_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
-    """A file that is none, and one that is not there; exit code 1."""
+    """A foreign or missing file gives exit code 1."""
     path = tmp_path / "other.jsonl"
     path.write_text('{"some": "file"}\n')
     name, *rest = [str(path) if word == "FILE" else word for word in command]
@@ -525,7 +525,7 @@ def test_what_is_no_trace_is_one_sentence(
 
 @pytest.mark.slow
 def test_without_polars_it_says_what_to_install(runs: dict[str, SimulatedTrace]) -> None:
-    """And what needs no tables still works."""
+    """Commands that need no tables still work."""
     path = runs["continuum"].path
     program = "import sys; sys.modules['polars'] = None; from eval.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "trace"]
@@ -544,10 +544,10 @@ def test_without_polars_it_says_what_to_install(runs: dict[str, SimulatedTrace])
 def test_the_same_numbers_whoever_is_asked(
     runs: dict[str, SimulatedTrace], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With pins and without, with a host tier and preemptions."""
+    """The numbers agree with and without pins, with a host tier and with preemptions."""
     check_same_numbers(runs[name].path, capsys)
 
 
 def test_the_document_of_the_tables_is_theirs() -> None:
-    """``docs/trace-tables.md`` is made from the tables, so it cannot differ."""
+    """``docs/trace-tables.md`` is generated from the tables."""
     assert TABLES_DOC.read_text() == describe_tables()

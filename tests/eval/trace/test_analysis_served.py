@@ -1,4 +1,4 @@
-"""A served trace against what the clients themselves wrote down: a real server, real HTTP, real jobs."""
+"""A served trace against the clients' own records: a real server, real HTTP, real jobs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.eval.trace.same_numbers import check_same_numbers
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-]  # a server is started and serves 22 turns before the first test
+]  # A server starts and serves 22 turns before the first test.
 
 NUM_BLOCKS = 300
-"""Blocks of 16 tokens: fewer than the jobs want at once."""
+"""Blocks of 16 tokens: fewer than the jobs need at once."""
 NUM_QUESTIONS = 6
 EDGE_S = 3.0
-"""What a job may spend outside of the engine at its two ends, on a machine that has other work."""
+"""The time that a job may spend outside of the engine at its two ends, on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class Served:
 
 
 def plain(job_id: str) -> str:
-    """Without what the load generator adds, so that no run finds the jobs of another."""
+    """The id without the load generator's mark, which keeps runs apart."""
     return job_id.partition(".")[0]
 
 
 def ask(url: str, job_id: str | None, text: str, **fields: object) -> dict[str, Any]:
-    """A turn of a job, its whole prompt given."""
+    """Sends a turn of a job with its whole prompt."""
     body = {
         "prompt": text,
         "max_tokens": 24,
@@ -66,8 +66,8 @@ def ask(url: str, job_id: str | None, text: str, **fields: object) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    """Jobs of the load generator; then questions that nobody named, a job whose turns overlap, one that goes
-    back on what it said, and one whose client hangs up."""
+    """Jobs of the load generator, unnamed questions, a job with overlapping turns, one that rewrites its
+    history, and one whose client disconnects."""
     folder = tmp_path_factory.mktemp("served")
     trace, records = folder / "trace.jsonl", folder / "records.jsonl"
     flags = ("--num-gpu-blocks-override", str(NUM_BLOCKS), "--trace", str(trace), "--max-num-seqs", "4")
@@ -99,7 +99,7 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
 
 
 def test_turns_are_those_that_the_clients_saw(served: Served) -> None:
-    """Token counts are exact; the engine's times lie within the client's."""
+    """Token counts are exact; the engine's times are within the client's."""
     jobs = {plain(job.job_id): job for job in served.lives.jobs()}
     assert len(served.records.turns) == 16
     for record in served.records.turns:
@@ -117,7 +117,7 @@ def test_turns_are_those_that_the_clients_saw(served: Served) -> None:
 
 
 def test_jobs_take_as_long_as_their_clients_say(served: Served) -> None:
-    """Wall time from the first arrival to the last token, and it is all accounted for."""
+    """The wall time is from the first arrival to the last token, and is fully accounted for."""
     for record in served.records.jobs:
         job = served.job(record.job_id)
         assert len(job.turns) == record.num_turns
@@ -129,7 +129,7 @@ def test_jobs_take_as_long_as_their_clients_say(served: Served) -> None:
 
 
 def test_gaps_are_what_the_client_waited(served: Served) -> None:
-    """As the load generator's calls took, and the network and it besides."""
+    """Gaps are those of the load generator's calls, plus the network and its own time."""
     by_turn = {(record.job_id, record.turn): record for record in served.records.turns}
     checked = 0
     for record in served.records.jobs:
@@ -143,25 +143,25 @@ def test_gaps_are_what_the_client_waited(served: Served) -> None:
 
 
 def test_turns_side_by_side(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    """Their own times add up to more than the job's, whose account is still whole; it says so."""
+    """The turns' times add up to more than the job's; the job's account is complete and says so."""
     job = served.job("side-by-side")
     assert len(job.turns) == 3
     assert job.overlaps
     assert sum(turn.duration_s for turn in job.turns) > job.wall_s
     assert job.seconds.total_s == pytest.approx(job.wall_s, abs=1e-9)
     assert main(["trace", "explain", str(served.trace), "side-by-side"]) == 0
-    assert "ran side by side" in " ".join(capsys.readouterr().out.split())
+    assert "ran in parallel" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_prompt_that_parts_from_the_one_before(
     served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is told where; an export to Mooncake makes it a session of its own, and can be read back."""
+    """The divergence is reported; Mooncake's export makes it a separate session, which can be read back."""
     turn = served.job("parted").turns[1]
     assert turn.diverged_at_token is not None
     assert main(["trace", "explain", str(served.trace), "parted"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert f"parts from what the job had computed at token {turn.diverged_at_token:,}" in told
+    assert f"diverges from what the job had computed at token {turn.diverged_at_token:,}" in told
     out = tmp_path / "rows.jsonl"
     assert main(["trace", "export", str(served.trace), "--format", "mooncake", "--out", str(out)]) == 0
     sessions = [json.loads(line)["session_id"] for line in out.read_text().splitlines()]
@@ -170,7 +170,7 @@ def test_a_prompt_that_parts_from_the_one_before(
 
 
 def test_a_client_that_hangs_up(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its turn is aborted, its time is accounted for, and nothing of it was held."""
+    """The client's turn is aborted, its time is accounted for, and nothing of it was pinned."""
     (turn,) = served.job("hung-up").turns
     assert turn.end is TurnEnd.ABORTED
     assert served.job("hung-up").pins == ()
@@ -179,7 +179,7 @@ def test_a_client_that_hangs_up(served: Served, capsys: pytest.CaptureFixture[st
 
 
 def test_the_trace_is_complete(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    """From the engine's start to its end, with the date on which it began."""
+    """The trace is complete from the engine's start to its end, and has its start date."""
     assert main(["trace", "summary", str(served.trace), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["file"]["complete"], summary["file"]["faults"]
@@ -190,15 +190,15 @@ def test_the_trace_is_complete(served: Served, capsys: pytest.CaptureFixture[str
 
 
 def test_the_same_numbers_whoever_is_asked(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a trace in which turns of a job overlap."""
+    """The numbers agree for a trace with overlapping turns of a job."""
     check_same_numbers(served.trace, capsys)
 
 
 def test_the_same_policy_comes_to_what_was_recorded(
     served: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Simulated from the trace, its own policy ends its pins as it did: it holds nothing for a question that
-    nobody named. But for turns that overlapped, which follow one another there."""
+    """Simulated from the trace, its own policy ends pins as recorded and pins nothing for unnamed questions.
+    Overlapping turns, which are simulated one after another, are an exception."""
     capsys.readouterr()
     assert main(["trace", "replay", str(served.trace), "--policy", "fcfs"]) == 0
     table = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""``continuum trace replay --policy``: a trace's jobs under another policy, beside what happened."""
+"""``continuum trace replay --policy``: a trace's jobs under another policy, next to what happened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCARCE = ["--kv-tokens", "20000", "--max-num-batched-tokens", "512"]
 
 
 def _simulated(folder: Path, policy: str) -> tuple[Path, RunResult]:
-    """A trace, and what its run found out by itself."""
+    """Returns a trace and the result of its run."""
     trace, results = folder / f"{policy}.jsonl", folder / f"{policy}.json"
     flags = ["--policies", policy, "--trace", str(trace), "--json", str(results)]
     assert main(["simulate", *JOBS, *SCARCE, *flags]) == 0
@@ -34,7 +34,7 @@ def _asked(trace: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 
 
 def _figures(table: str, label: str) -> list[float]:
-    """The values of a line of the table, a column each, ratios left out."""
+    """The values of a line of the table, one per column, without ratios."""
     line = next(line for line in table.splitlines() if line.startswith(label))
     values = [word for word in line[len(label) :].replace(" k", "000").split() if not word.endswith("x")]
     return [float(value.replace(",", "")) for value in values]
@@ -44,7 +44,7 @@ def _figures(table: str, label: str) -> list[float]:
 def test_what_was_recorded_is_told_as_it_was(
     continuum: tuple[Path, RunResult], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The trace alone gives the figures of its run; in simulation its policy comes to about the same."""
+    """The trace alone gives the figures of its run; simulating its policy gives about the same."""
     trace, run = continuum
     table = _asked(trace, capsys, "--policy", "fcfs")
     assert run.job_completion_s is not None
@@ -58,7 +58,7 @@ def test_what_was_recorded_is_told_as_it_was(
     wasted = _figures(table, "KV pinned but wasted, token-s")[2]
     assert wasted == pytest.approx(run.held_in_vain_token_s, abs=1000)
     for cause, number in run.pins_ended.items():
-        if cause != "released":  # when all jobs have ended
+        if cause != "released":  # Others are released when all jobs have ended.
             assert _figures(table, f"  pins {cause.replace('_', ' ')}")[2] == number
 
 
@@ -66,7 +66,7 @@ def test_what_was_recorded_is_told_as_it_was(
 def test_another_policy_has_the_same_jobs_and_another_outcome(
     continuum: tuple[Path, RunResult], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it assumes is said: step times are the trace's own."""
+    """The output states the assumption that step times are the trace's own."""
     table = _asked(continuum[0], capsys, "--policy", "fcfs")
     again, other, recorded = _figures(table, "  recomputed")
     assert other > 2 * max(again, recorded)
@@ -80,7 +80,7 @@ def test_another_policy_has_the_same_jobs_and_another_outcome(
 def test_a_policy_without_jobs_leaves_a_trace_that_has_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whose turn a request is, its client had said: what continuum would have made of an fcfs run."""
+    """Clients had named the jobs of an fcfs run, so continuum can be simulated on it."""
     trace, run = _simulated(tmp_path, "fcfs")
     table = _asked(trace, capsys, "--policy", "continuum")
     assert _figures(table, "jobs completed") == [12, 12, 12]
@@ -93,14 +93,14 @@ def test_a_policy_without_jobs_leaves_a_trace_that_has_them(
 def test_the_same_policy_on_the_same_hardware_is_what_was_recorded(
     continuum: tuple[Path, RunResult], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The base of all ratios: what became of the pins, and what they held, as in the trace."""
+    """Outcomes of pins and held memory are as in the trace; they are the base of all ratios."""
     hardware = ("--model", "llama-3.1-8b", "--gpu", "h100")
     table = _asked(continuum[0], capsys, "--policy", "fcfs", *hardware)
     for cause in ("revoked", "expired", "handed over"):
         again, _, recorded = _figures(table, f"  pins {cause}")
         assert again == recorded > 0
     again, _, recorded = _figures(table, "KV pinned but wasted, token-s")
-    assert again == pytest.approx(recorded, rel=0.02)  # it adds what lies between client and engine
+    assert again == pytest.approx(recorded, rel=0.02)  # It adds the time between client and engine.
     again, _, recorded = _figures(table, "  recomputed")
     assert again == pytest.approx(recorded, rel=0.02)
 
@@ -130,7 +130,7 @@ def test_hardware_may_be_named_instead(
 def test_what_cannot_be_asked_is_one_sentence(
     continuum: tuple[Path, RunResult], flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2 and no traceback."""
+    """The error has exit code 2 and no traceback."""
     capsys.readouterr()
     assert main(["trace", "replay", str(continuum[0]), *flags]) == 2
     said = capsys.readouterr().err
@@ -141,7 +141,7 @@ def test_what_cannot_be_asked_is_one_sentence(
 def test_too_few_steps_tell_no_cost(
     continuum: tuple[Path, RunResult], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The way out is in the sentence."""
+    """The error says which options help."""
     content = continuum[0].read_bytes().splitlines(keepends=True)
     ended = next(place for place, line in enumerate(content) if b'"ended":' in line)
     (tmp_path / "trace.jsonl").write_bytes(b"".join(content[: ended + 1]))

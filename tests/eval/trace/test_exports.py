@@ -1,4 +1,4 @@
-"""A trace in other programs' forms: what they read is what happened."""
+"""Exports of a trace to other programs' formats match what happened."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def events(trace: SimulatedTrace, tmp_path_factory: pytest.TempPathFactory) -> l
 
 
 def test_slices_nest_in_every_thread(events: list[dict[str, Any]]) -> None:
-    """As the form demands: two slices of a thread lie apart, or one within the other."""
+    """As the format requires, two slices of a thread are either disjoint or nested."""
     threads = defaultdict(list)
     for event in events:
         if event["ph"] == "X":
@@ -73,7 +73,7 @@ def test_slices_nest_in_every_thread(events: list[dict[str, Any]]) -> None:
 def test_every_job_is_a_process_with_its_turns_calls_and_pins(
     events: list[dict[str, Any]], lives: Lives
 ) -> None:
-    """Named, and each slice as long as what it shows."""
+    """Each is named, and each slice lasts as long as what it shows."""
     names = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
     assert set(names.values()) == {"engine", *(f"job {job.job_id}" for job in lives.jobs())}
     by_kind = defaultdict(list)
@@ -93,7 +93,7 @@ def test_every_job_is_a_process_with_its_turns_calls_and_pins(
 
 
 def test_the_counters_are_the_whole_pool(events: list[dict[str, Any]]) -> None:
-    """Running, pinned, cached and free blocks add up to the pool at any time."""
+    """Running, pinned, cached and free blocks always add up to the pool."""
     pools = [event["args"] for event in events if event["name"] == "KV blocks"]
     assert len(pools) > 100
     assert {sum(pool.values()) for pool in pools} == {750}
@@ -105,7 +105,7 @@ def test_the_counters_are_the_whole_pool(events: list[dict[str, Any]]) -> None:
 
 @pytest.fixture(scope="module")
 def long_prompts(tmp_path_factory: pytest.TempPathFactory) -> SimulatedTrace:
-    """All of them fill blocks of 512 tokens."""
+    """A trace whose prompts all fill blocks of 512 tokens."""
     flags = ("--workload", "swe-bench:turns=0.4", "--kv-tokens", "100000")
     return simulate(tmp_path_factory.mktemp("long"), "continuum", *flags)
 
@@ -115,7 +115,7 @@ def long_prompts(tmp_path_factory: pytest.TempPathFactory) -> SimulatedTrace:
 def test_mooncake_rows_come_back_as_the_same_jobs(
     trace: SimulatedTrace, long_prompts: SimulatedTrace, tmp_path: Path, prompts: str
 ) -> None:
-    """Our own reader gives the turns, tokens, gaps and arrivals that the scheduler's trace has."""
+    """Our own reader returns the turns, tokens, gaps and arrivals of the scheduler's trace."""
     run = trace if prompts == "short" else long_prompts
     out = export(run, "mooncake", tmp_path / "rows.jsonl")
     jobs, notes = read_mooncake(out)
@@ -136,7 +136,7 @@ def test_mooncake_rows_come_back_as_the_same_jobs(
 
 
 def test_mooncake_rows_share_what_the_prompts_shared(long_prompts: SimulatedTrace, tmp_path: Path) -> None:
-    """Each row of a session begins with the blocks of the one before; other jobs' blocks have other ids."""
+    """Each row of a session begins with the previous one's blocks; other jobs' blocks have other ids."""
     sessions = defaultdict(list)
     for row in rows_of(export(long_prompts, "mooncake", tmp_path / "rows.jsonl")):
         sessions[row["session_id"]].append(row)
@@ -157,7 +157,7 @@ def test_mooncake_rows_share_what_the_prompts_shared(long_prompts: SimulatedTrac
 def test_the_simulator_replays_mooncake_rows(
     trace: SimulatedTrace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was exported is a workload like any other."""
+    """An export is an ordinary workload."""
     out = export(trace, "mooncake", tmp_path / "rows.jsonl")
     result = tmp_path / "result.json"
     command = ["simulate", "--workload", str(out), "--policies", "fcfs", "--kv-tokens", "40000"]
@@ -173,7 +173,7 @@ def test_the_simulator_replays_mooncake_rows(
 def test_dynamo_rows_have_what_its_loader_demands(
     trace: SimulatedTrace, lives: Lives, tmp_path: Path
 ) -> None:
-    """A request_end per turn: unique id, session, times, and exactly one hash per begun block."""
+    """There is a request_end per turn, with a unique id, session, times, and one hash per begun block."""
     rows = rows_of(export(trace, "dynamo", tmp_path / "rows.jsonl"))
     ends = [row for row in rows if row["event_type"] == "request_end"]
     assert {row["schema"] for row in rows} == {"dynamo.request.trace.v1"}
@@ -200,7 +200,7 @@ def test_dynamo_rows_have_what_its_loader_demands(
 
 
 def test_dynamo_hashes_are_of_the_prefix(trace: SimulatedTrace, lives: Lives, tmp_path: Path) -> None:
-    """A turn's hashes begin with as many of the turn before as its prompt shares with it, in full blocks."""
+    """A turn's hashes begin with the full blocks that its prompt shares with the previous turn."""
     rows = rows_of(export(trace, "dynamo", tmp_path / "rows.jsonl"))
     hashes = {
         row["request"]["request_id"]: row["request"]["replay"]["input_sequence_hashes"]
@@ -220,7 +220,7 @@ def test_dynamo_hashes_are_of_the_prefix(trace: SimulatedTrace, lives: Lives, tm
 
 
 def test_dynamo_tool_rows_are_the_gaps(trace: SimulatedTrace, lives: Lives, tmp_path: Path) -> None:
-    """One per call between two turns, with the time it took."""
+    """There is one row per call between two turns, with its duration."""
     rows = rows_of(export(trace, "dynamo", tmp_path / "rows.jsonl"))
     tools = [row["tool"] for row in rows if row["event_type"] == "tool_end"]
     gaps = [gap for gap in lives.gaps if gap.tools and gap.duration_s is not None]
@@ -235,7 +235,7 @@ def test_dynamo_tool_rows_are_the_gaps(trace: SimulatedTrace, lives: Lives, tmp_
 
 @pytest.mark.slow
 def test_tables_have_their_documented_columns(trace: SimulatedTrace, lives: Lives, tmp_path: Path) -> None:
-    """CSV and Parquet: a file per table, the same rows in both."""
+    """CSV and Parquet have a file per table, with the same rows."""
     folders = {form: export(trace, form, tmp_path / form) for form in ("csv", "parquet")}
     for name, (_, columns) in TABLES.items():
         parquet = pl.read_parquet(folders["parquet"] / f"{name}.parquet")
@@ -255,7 +255,7 @@ def test_tables_have_their_documented_columns(trace: SimulatedTrace, lives: Live
 def test_a_file_instead_of_a_folder_has_the_turns(
     trace: SimulatedTrace, lives: Lives, tmp_path: Path
 ) -> None:
-    """For whoever wants one table."""
+    """If the output is a file, it is the table of turns."""
     out = export(trace, "parquet", tmp_path / "turns.parquet")
     assert pl.read_parquet(out).height == len(lives.turns)
 
@@ -263,7 +263,7 @@ def test_a_file_instead_of_a_folder_has_the_turns(
 def test_what_cannot_be_exported_is_one_sentence(
     trace: SimulatedTrace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No trace: no file is begun. No folder where one is needed: it is named. A name of another form."""
+    """An invalid trace creates no file; a missing folder is named; a name of another format is refused."""
     other, out = tmp_path / "other.jsonl", tmp_path / "out.json"
     other.write_text("{}\n")
     assert main(["trace", "export", str(other), "--format", "perfetto", "--out", str(out)]) == 1
@@ -285,5 +285,5 @@ def test_what_cannot_be_exported_is_one_sentence(
 
 @pytest.mark.parametrize("form", ["perfetto", "mooncake", "dynamo", "csv", "parquet"])
 def test_the_folder_of_an_export_is_made(trace: SimulatedTrace, tmp_path: Path, form: str) -> None:
-    """As that of a report or a result is."""
+    """The folder is created, as for reports and results."""
     assert export(trace, form, tmp_path / "new" / "deep" / f"turns.{form}").is_file()

@@ -1,4 +1,4 @@
-"""``continuum trace replay``: the same decisions again, whatever the policy, or what differs."""
+"""``continuum trace replay`` makes the same decisions under every policy, or reports what differs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WITH_HOST = [*SCARCE, "--host-kv-tokens", "60000"]
 
 
 def simulated(path: Path, policy: str, *flags: str) -> Path:
-    """The trace of some hundred turns in a small pool."""
+    """The trace of about a hundred turns in a small pool."""
     jobs = ["--workload", "swe-bench:tokens=0.3", "--jobs", "9", "--rate", "1", "--max-turns", "8"]
     assert main(["simulate", *jobs, *(flags or SCARCE), "--policies", policy, "--trace", str(path)]) == 0
     return path
@@ -42,13 +42,13 @@ def simulated(path: Path, policy: str, *flags: str) -> Path:
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """By a rule that holds beside host memory, too."""
+    """The trace of a rule that pins even with host memory."""
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     return simulated(path, "continuum:ttl_rule=fixed", *WITH_HOST)
 
 
 def replayed(path: Path, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
-    """What it says; on stderr if it is an error."""
+    """Returns the output of a replay, or its error."""
     capsys.readouterr()
     assert main(["trace", "replay", str(path)]) == code
     said = capsys.readouterr()
@@ -67,7 +67,7 @@ def replayed(path: Path, capsys: pytest.CaptureFixture[str], code: int = 0) -> s
 def test_any_servable_policy_decides_the_same_again(
     policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a pool where requests are preempted."""
+    """Every servable policy replays equally in a pool with preemptions."""
     path = simulated(tmp_path / "trace.jsonl", policy)
     steps = [event for event in read_trace(path) if isinstance(event, StepDecision)]
     said = replayed(path, capsys)
@@ -77,7 +77,7 @@ def test_any_servable_policy_decides_the_same_again(
 
 
 def test_pins_and_copies_are_decided_the_same_again(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is replayed holds pins that were broken and handed over, loads, and preemptions."""
+    """The trace has pins that were broken and handed over, loads, and preemptions."""
     events = list(read_trace(trace))
     causes = Counter(event.cause for event in events if isinstance(event, PinEvent))
     assert causes["revoked"] > 3
@@ -91,7 +91,7 @@ def test_pins_and_copies_are_decided_the_same_again(trace: Path, capsys: pytest.
 def test_where_copies_do_nothing_is_held_and_that_is_decided_the_same_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The default rule beside host memory: each turn is unpinned, and the trace says why."""
+    """With host memory the default rule unpins each turn, and the trace says why."""
     path = simulated(tmp_path / "trace.jsonl", "continuum", *WITH_HOST)
     told = [event for event in read_trace(path) if isinstance(event, PinEvent)]
     assert {event.kind for event in told} == {"decided", "refused"}
@@ -102,7 +102,8 @@ def test_where_copies_do_nothing_is_held_and_that_is_decided_the_same_again(
 def test_turns_that_nobody_named_are_recognized_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By tokens that are no whole block: the trace has those that the policy looked at, and no others."""
+    """Unnamed turns are recognized by tokens of partial blocks; the trace has only those that the policy
+    read."""
     path = tmp_path / "trace.jsonl"
     writer = TraceWriter.open(path)
     tracer = Tracer()
@@ -128,7 +129,7 @@ def test_turns_that_nobody_named_are_recognized_again(
     assert "no difference" in replayed(path, capsys)
 
 
-# ---- what is not as it was ----
+# ---- differences ----
 
 
 def _of(which: type[Any], **given: Any) -> Callable[[TraceEvent], bool]:
@@ -138,7 +139,7 @@ def _of(which: type[Any], **given: Any) -> Callable[[TraceEvent], bool]:
 
 
 def _tampered(path: Path, to: Path, which: Callable[[TraceEvent], bool], **changed: Any) -> TraceEvent:
-    """A copy in which the last such event but ten is another; the event as it was."""
+    """Writes a copy in which the tenth last such event is changed; returns the original event."""
     events = list(read_trace(path))
     place = [number for number, event in enumerate(events) if which(event)][-10:][0]
     was = events[place]
@@ -174,7 +175,7 @@ def test_a_decision_that_was_not_made_is_found_and_named(
     told: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With its step, what brought it about, and the fields in question; exit code 1."""
+    """The report names the step, its cause and the differing fields; exit code 1."""
     was = _tampered(trace, tmp_path / "trace.jsonl", which, **changed)
     said = replayed(tmp_path / "trace.jsonl", capsys, code=1)
     assert re.search(r"^step \d+ is not as it was: event \d+ of the trace, after \{", said, re.MULTILINE)
@@ -198,7 +199,7 @@ def test_a_request_that_is_left_out_is_missed(
 def test_where_events_are_missing_it_stops_and_says_so(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What came before was compared."""
+    """The replay compares everything before the gap."""
     events = list(read_trace(trace))
     place = next(number for number, event in enumerate(events) if _of(StepDecision, step=200)(event))
     _write(tmp_path / "trace.jsonl", [*events[: place + 1], TraceGap(dropped=3), *events[place + 4 :]])
@@ -235,7 +236,7 @@ def test_what_cannot_be_replayed_is_one_sentence(
     complaint: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Exit code 1 and no traceback."""
+    """The error has exit code 1 and no traceback."""
     _tampered(trace, tmp_path / "trace.jsonl", _of(TraceHeader), **changed)
     said = replayed(tmp_path / "trace.jsonl", capsys, code=1)
     assert complaint in said
@@ -247,4 +248,4 @@ def test_who_was_told_the_future_cannot_be_asked_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = simulated(tmp_path / "trace.jsonl", "oracle")
-    assert "oracle was told what only its simulation knew" in replayed(path, capsys, code=1)
+    assert "oracle used what only its simulation knew" in replayed(path, capsys, code=1)

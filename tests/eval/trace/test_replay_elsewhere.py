@@ -1,4 +1,4 @@
-"""A trace that one machine wrote is decided again on another: no decision rests on a library's floats."""
+"""A trace of one machine replays on another: no decision depends on a library's floats."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ def _run(*command: str, **environment: str) -> str:
 
 
 def test_a_kept_trace_is_decided_again(capsys: pytest.CaptureFixture[str]) -> None:
-    """It was written by an earlier run of this program, on whatever machine its header names."""
+    """The trace was written by an earlier version, on the machine that its header names."""
     assert main(["trace", "replay", str(KEPT)]) == 0, capsys.readouterr().out + WRITE_ANEW
     assert "no difference" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_another_cpu_decides_the_same() -> None:
-    """As far as libraries can be told that they run on one."""
+    """Another CPU is imitated as far as libraries allow."""
     assert "no difference" in _run("-m", "eval.cli", "trace", "replay", str(KEPT), **ANOTHER_CPU)
 
 
 @pytest.mark.slow
 def test_no_numpy_and_no_mathematical_library_is_needed() -> None:
-    """So it is the same with another version of numpy, another C library, or another Python."""
+    """Other versions of numpy, of the C library or of Python give the same decisions."""
     assert "no difference" in _run("-m", "tests.eval.trace.plain_process", str(KEPT))
 
 
 def test_a_difference_names_what_else_is_different(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The header names the machine; a decision that is not as it was comes with what differs of it."""
+    """The header names the machine; a differing decision is reported with what differs about the machine."""
     header, *events = read_trace(KEPT)
     assert isinstance(header, TraceHeader)
     assert {"python", "numpy", "blas", "cpu", "libc"} <= header.machine.keys()
@@ -84,23 +84,22 @@ def test_a_difference_names_what_else_is_different(
         assert told in capsys.readouterr().out
 
 
-# ---- what decides, read ----
+# ---- reading the deciding files ----
 
 TRAINERS = {f"estimator/learned/{name}.py" for name in ("boosting", "work_trainer", "duration_trainer")}
 AT_THE_EDGE = {"engine/core/outputs.py", "engine/core/routed_experts.py", *TRAINERS}
-"""Arrays of token ids and of numbers of experts, which the worker made; and what fits a model, which is an
-input."""
+"""Arrays of token ids and expert numbers, made by the worker; and what fits a model, which is an input."""
 
 
 def deciding() -> list[Path]:
-    """Every file whose floats may reach a decision."""
+    """Every file whose floats may affect a decision."""
     folders = ("estimator", "continuum", "engine/core", "eval/baselines")
     files = [path for folder in folders for path in sorted((REPOSITORY / folder).rglob("*.py"))]
     return [path for path in files if path.relative_to(REPOSITORY).as_posix() not in AT_THE_EDGE]
 
 
 def faults(source: str) -> Iterator[str]:
-    """Imports and operators whose result a library decides."""
+    """Yields imports and operators whose result depends on a library."""
     tree = ast.parse(source)
     for statement in tree.body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -121,7 +120,8 @@ def faults(source: str) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_what_decides_computes_by_itself() -> None:
-    """``+ - * /``, the square root and ``math.fsum``; ``estimator.plain_math`` has more."""
+    """Deciding files use ``+ - * /``, the square root and ``math.fsum``; ``estimator.plain_math`` has
+    more."""
     files = deciding()
     assert len(files) > 50
     found = {path.relative_to(REPOSITORY).as_posix(): [*faults(path.read_text("utf-8"))] for path in files}

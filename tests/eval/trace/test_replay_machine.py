@@ -1,4 +1,4 @@
-"""Whatever happened to a scheduler, its trace replays: the inputs that are in it are all there were."""
+"""Whatever happens to a scheduler, its trace replays: it contains all inputs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 class TracedMachine(SchedulerMachine):
-    """Any policy, the ones that only a simulation can have included; the trace goes through JSON, as a file's
-    does."""
+    """Any policy, also those for simulation only; the trace is converted to JSON and back, as in a file."""
 
     def on_start(self, policy: str, bits: list[bool]) -> None:
         self.factory: PolicyFactory = lambda context: make_policy(policy, bits, context)

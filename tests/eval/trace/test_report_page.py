@@ -1,4 +1,4 @@
-"""Promises of the data in a report's page; what it looks like is tried in a browser (``tests/browser``)."""
+"""Promises about the data of a report's page; ``tests/browser`` checks how it looks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from eval.trace.page.series import MAX_BUCKETS
 
 NUM_JOBS = MAX_JOBS + 40
 MANY_S = 30.0
-"""How long the tools of a few jobs take: those jobs are the slowest."""
+"""The duration of a few jobs' tools, which makes those jobs the slowest."""
 
 
 def simulate(folder: Path, jobs: list[dict[str, object]], *arguments: str) -> Path:
-    """The trace of these jobs on the real scheduler and policy."""
+    """The trace of these jobs with the real scheduler and policy."""
     workload, trace = folder / "jobs.jsonl", folder / "trace.jsonl"
     workload.write_text("".join(json.dumps(job) + "\n" for job in jobs))
     command = ["simulate", "--workload", str(workload), "--policies", "continuum", "--trace", str(trace)]
@@ -63,7 +63,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_page_of_too_many_jobs_shows_the_slowest_and_a_sample_and_says_so(crowded: Path) -> None:
-    """The figures and the calls stay those of all jobs."""
+    """The page says so, and its figures and calls are those of all jobs."""
     page, html = write_page(crowded)
     shown = {one.job_id for one in page.jobs}
     assert len(page.jobs) <= MAX_JOBS
@@ -81,7 +81,7 @@ def test_a_page_of_too_many_jobs_shows_the_slowest_and_a_sample_and_says_so(crow
 
 @pytest.mark.slow
 def test_two_readings_tell_of_a_job_what_one_tells(crowded: Path, tmp_path: Path) -> None:
-    """What is shown of a job does not depend on how many others there are."""
+    """What is shown of a job does not depend on the number of other jobs."""
     page, _ = write_page(crowded)
     lines = crowded.read_text().splitlines(keepends=True)
     few = tmp_path / "few.jsonl"
@@ -98,7 +98,7 @@ def test_two_readings_tell_of_a_job_what_one_tells(crowded: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_the_pool_is_told_by_kind_in_a_bounded_number_of_buckets(crowded: Path) -> None:
-    """At every moment the kinds make up the pool."""
+    """At every moment the kinds add up to the pool."""
     page, _ = write_page(crowded)
     series, pool = page.series, page.trace.num_blocks
     assert MAX_BUCKETS // 4 < len(series.t) <= MAX_BUCKETS
@@ -109,7 +109,7 @@ def test_the_pool_is_told_by_kind_in_a_bounded_number_of_buckets(crowded: Path) 
 
 
 def test_an_engine_that_waits_for_a_tool_is_not_drawn_as_busy(tmp_path: Path) -> None:
-    """Between a step's result and the next step nothing runs; the KV is pinned, and then only cached."""
+    """Between a step's result and the next step nothing runs; the KV is pinned, then only cached."""
     page, _ = write_page(simulate(tmp_path, [job(0, 60.0)], "--kv-tokens", "64000"))
     series = page.series
     waiting = [index for index, time_s in enumerate(series.t) if 1 < time_s < 55]
@@ -119,7 +119,7 @@ def test_an_engine_that_waits_for_a_tool_is_not_drawn_as_busy(tmp_path: Path) ->
 
 
 def test_what_is_wrong_with_a_trace_stands_on_its_page(crowded: Path, tmp_path: Path) -> None:
-    """A trace that was cut off is shown as far as it goes."""
+    """A truncated trace is shown up to the cut."""
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes(crowded.read_bytes()[:200_000])
     page, html = write_page(cut)
@@ -130,7 +130,7 @@ def test_what_is_wrong_with_a_trace_stands_on_its_page(crowded: Path, tmp_path: 
 
 
 def test_a_trace_of_nothing_has_a_page(crowded: Path, tmp_path: Path) -> None:
-    """A header is enough."""
+    """A trace with only a header has a page."""
     empty = tmp_path / "empty.jsonl"
     empty.write_text(crowded.read_text().split("\n", 1)[0] + "\n")
     page, _ = write_page(empty)
@@ -140,7 +140,7 @@ def test_a_trace_of_nothing_has_a_page(crowded: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_errors_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], crowded: Path) -> None:
-    """No such file, no trace, no place for the page."""
+    """A missing file, an invalid trace or an unwritable page gives one sentence."""
     assert main(["trace", "report", str(tmp_path / "none"), "--out", str(tmp_path / "x.html")]) == 1
     assert "none" in capsys.readouterr().err
     text = tmp_path / "text"

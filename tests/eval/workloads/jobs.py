@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "workloads"
-"""Recorded workloads beside the repository, where they are."""
+"""Recorded workloads next to the repository, if available."""
 
 
 def written(path: Path, *lines: object) -> Path:
-    """A file with these lines; what is no text yet is written as JSON."""
+    """Writes a file with these lines; lines that are not strings are written as JSON."""
     texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
     path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     return path
@@ -27,7 +27,7 @@ def turn(input_tokens: int, prefix_tokens: int = 0, output_tokens: int = 10, **f
 
 
 def job(job_id: str, *turns: Turn, **fields: Any) -> Job:
-    """A job of these turns; of one of 100 tokens, if none are given."""
+    """A job of these turns, by default of one with 100 tokens."""
     return Job(job_id=job_id, source="by hand", turns=turns or (turn(100),), **fields)
 
 
@@ -84,7 +84,7 @@ def _turns(draw: st.DrawFn, block_size: int) -> tuple[Turn, ...]:
 
 @st.composite
 def some_jobs(draw: st.DrawFn) -> list[Job]:
-    """Up to four legal jobs of any kind; the last may be a sub-agent of the first."""
+    """Up to four valid jobs of any kind; the last may be a sub-agent of the first."""
     jobs: list[Job] = []
     for number in range(draw(st.integers(1, 4))):
         block_size = draw(st.sampled_from((0, 16, 512)))

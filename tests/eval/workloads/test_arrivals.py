@@ -1,4 +1,4 @@
-"""Arrivals: the process asked for, at the rate asked for, the same for a seed."""
+"""Arrivals have the requested process and rate, and are equal for equal seeds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEGAL = [
 
 @pytest.mark.parametrize(("kind", "cv"), [("poisson", 1.0), ("bursty", 0.5), ("bursty", 3.0)])
 def test_rate_and_burstiness_are_those_asked_for(kind: str, cv: float) -> None:
-    """Times between arrivals have mean 1 / rate and the coefficient of variation asked for."""
+    """Times between arrivals have mean 1 / rate and the requested coefficient of variation."""
     times_s = Arrivals(kind=ArrivalKind(kind), rate_per_s=0.5, cv=cv).times_s(JOBS, seed=3)
     between = [after - before for before, after in pairwise(times_s)]
     assert times_s[0] == 0
@@ -51,7 +51,7 @@ def test_arrivals_depend_on_the_seed_and_not_on_how_many_come_later(
 
 
 def test_recorded_arrivals_start_at_zero_and_can_be_scaled() -> None:
-    """The pattern stays; the mean rate becomes the one asked for."""
+    """The pattern is kept; the mean rate becomes the requested one."""
     some = [job("a", arrival_s=7.0), job("b", arrival_s=8.0), job("c", arrival_s=11.0)]
     assert Arrivals(kind=ArrivalKind.RECORDED).times_s(some, 0) == [0.0, 1.0, 4.0]
     assert Arrivals(kind=ArrivalKind.RECORDED, rate_per_s=4.0).times_s(some, 0) == [0.0, 0.125, 0.5]
@@ -60,7 +60,7 @@ def test_recorded_arrivals_start_at_zero_and_can_be_scaled() -> None:
 
 
 def test_sub_agents_do_not_arrive() -> None:
-    """Only jobs that no other starts have a time."""
+    """Only jobs that no other job starts have an arrival time."""
     some = [job("a"), job("a.x", parent_job="a"), job("b")]
     assert Arrivals().times_s(some, 0) == [0.0, 0.0]
 
@@ -84,13 +84,13 @@ def test_sub_agents_do_not_arrive() -> None:
     ],
 )
 def test_arrivals_that_mean_nothing_are_refused(fields: dict[str, Any], complaint: str) -> None:
-    """A figure that a process has no use for is an error, not ignored."""
+    """A parameter that a process does not use is refused."""
     with pytest.raises(UsageError, match=complaint):
         Arrivals(**fields | {"kind": ArrivalKind(fields["kind"])})
 
 
 def test_loads_that_differ_are_called_differently() -> None:
-    """Results are put together by load: what rate and concurrency do not say must be in the pattern."""
+    """Results are grouped by load, so the pattern must contain whatever rate and concurrency do not."""
     kinds = [
         Arrivals(kind=ArrivalKind.POISSON, rate_per_s=1.0),
         Arrivals(kind=ArrivalKind.BURSTY, rate_per_s=1.0, cv=2.0),
@@ -106,7 +106,7 @@ def test_loads_that_differ_are_called_differently() -> None:
 
 
 def test_jobs_without_a_recorded_arrival_cannot_arrive_as_recorded() -> None:
-    """The error names the job; so does a recording that is too short say how short."""
+    """The error names the job; for a recording that is too short it has the length."""
     with pytest.raises(WorkloadError, match="Job b has no recorded arrival"):
         Arrivals(kind=ArrivalKind.RECORDED).times_s([job("a", arrival_s=1.0), job("b")], 0)
     with pytest.raises(WorkloadError, match="2 jobs, but only 1 recorded arrivals"):
@@ -114,7 +114,7 @@ def test_jobs_without_a_recorded_arrival_cannot_arrive_as_recorded() -> None:
 
 
 def test_every_process_says_what_it_assumes() -> None:
-    """One line per process for the report."""
+    """Each process has one line for the report."""
     assert [arrivals.describe() for arrivals in LEGAL] == [
         "job arrivals: ASSUMED, all at the start",
         "job arrivals: ASSUMED, Poisson at 0.2 per s",

@@ -1,4 +1,4 @@
-"""``continuum workload``: figures of a workload, what of it is assumed, and a file of ours from any."""
+"""``continuum workload``: a workload's figures, its assumptions, and conversion to our format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHAT = {"id": "c", "messages": [{"role": "user", "content": "?"}, {"role": "assi
 
 
 def test_figures_and_assumptions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Counts, quantiles per tool, and the word ASSUMED where something is."""
+    """The output has counts, quantiles per tool, and ASSUMED where something is."""
     assert main(["workload", "swe-bench", "--jobs", "30", "--seed", "5"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("swe-bench: 30 jobs, ")
@@ -31,7 +31,7 @@ def test_figures_and_assumptions_are_printed(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_same_figures_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """``--json`` holds all that is printed, for other programs; the same seed gives the same bytes."""
+    """``--json`` has everything that is printed; the same seed gives the same bytes."""
     outputs = []
     for _ in range(2):
         assert main(["workload", "bfcl:turns=2", "--jobs", "20", "--seed", "5", "--json"]) == 0
@@ -60,7 +60,7 @@ def test_any_file_becomes_one_of_ours(tmp_path: Path, capsys: pytest.CaptureFixt
     ("name", "magic"), [("jobs.jsonl.zst", b"\x28\xb5\x2f\xfd"), ("jobs.gz", b"\x1f\x8b")]
 )
 def test_jobs_are_packed_where_their_name_says_so(tmp_path: Path, name: str, magic: bytes) -> None:
-    """The same jobs come out, and the same jobs make the same bytes."""
+    """Compressed files have the same jobs, and the same jobs give the same bytes."""
     plain, files = tmp_path / "jobs.jsonl", [tmp_path / "a" / name, tmp_path / "b" / name]
     for out in (plain, *files):
         assert main(["workload", "bfcl", "--jobs", "5", "--out", str(out)]) == 0
@@ -79,7 +79,7 @@ def test_where_to_cut_must_be_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_limit_that_leaves_nothing_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No empty run is begun, and it is said which limit left nothing."""
+    """No empty run is started, and the error names the limit."""
     source = written(tmp_path / "chats.json", [CHAT])
     assert main(["workload", str(source), "--max-context-tokens", "1"]) == 1
     why = "1 jobs were LEFT OUT: their context passes 1 tokens"
@@ -89,7 +89,7 @@ def test_a_limit_that_leaves_nothing_is_one_sentence(
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.exists(), reason="the recorded workloads are not beside the repository")
 def test_what_was_left_out_and_capped_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """A recording with contexts of 890k tokens and gaps of hours can be limited, and says by how much."""
+    """Contexts of 890k tokens and gaps of hours can be limited, and the output says by how much."""
     path = str(SHARED / "kv-cache-tester.jsonl")
     assert main(["workload", path, "--max-context-tokens", "131072", "--gap-cap-s", "600"]) == 0
     told = capsys.readouterr().out

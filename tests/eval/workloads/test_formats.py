@@ -1,4 +1,4 @@
-"""Files that other tools write, and our own traces and records: recognized by their content and read."""
+"""Files of other tools, and our own traces and records, are recognized by their content and read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ else:
 
 
 def opened(path: Path) -> RecordedWorkload:
-    """The file, recognized by what is in it."""
+    """Opens the file by its content."""
     workload = open_workload(str(path))
     assert isinstance(workload, RecordedWorkload)
     return workload
@@ -71,8 +71,8 @@ def test_mooncake_requests_become_sessions_by_their_blocks(tmp_path: Path) -> No
     assert counts(first.turns) == [(1100, 0, 50), (2100, 1024, 50)]
     assert (first.arrival_s, second.arrival_s) == (1.0, 2.0)
     assert (first.turns[0].gap_kind, first.turns[0].gap_s) == (GapKind.UNKNOWN, 3.5)
-    assert not first.turns[0].gap_measured  # it holds the time of the answer
-    assert first.turns[1].block_runs == ((0, 2), (3, 2))  # the fifth block is not full
+    assert not first.turns[0].gap_measured  # It includes the time of the answer.
+    assert first.turns[1].block_runs == ((0, 2), (3, 2))  # The fifth block is not full.
     assert first.block_scope == second.block_scope
     assert workload.notes == ["sessions are INFERRED from block ids: 3 requests became 2 jobs"]
 
@@ -81,8 +81,7 @@ def test_mooncake_requests_become_sessions_by_their_blocks(tmp_path: Path) -> No
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.exists(), reason="the recorded workloads are not beside the repository")
 def test_inferred_sessions_are_those_that_others_inferred(tmp_path: Path) -> None:
-    """Taken apart into its requests, the recorded conversation comes together again, but for one
-    percent."""
+    """Split into single requests, the recorded conversations are found again, except for one percent."""
     recorded = opened(SHARED / "mooncake-conversation.jsonl").jobs
     rows: list[tuple[float, dict[str, object]]] = []
     for job in recorded:
@@ -100,8 +99,8 @@ def test_inferred_sessions_are_those_that_others_inferred(tmp_path: Path) -> Non
 
 
 def test_a_session_id_says_which_rows_belong_together(tmp_path: Path) -> None:
-    """As aiperf has it, a row of a session adds to it and its delay runs from the answer; rows that repeat
-    the blocks before them are whole prompts."""
+    """As in aiperf, a row of a session adds to it and its delay starts at the answer; rows that repeat
+    earlier blocks are whole prompts."""
     path = written(
         tmp_path / "sessions.jsonl",
         {"session_id": "s", "timestamp": 0, "input_length": 700, "output_length": 40},
@@ -126,7 +125,7 @@ def test_a_session_id_says_which_rows_belong_together(tmp_path: Path) -> None:
 
 
 def test_aiperf_sessions_keep_their_texts_and_delays(tmp_path: Path) -> None:
-    """Questions and delays are as written; an answer's length is the one asked for, else an assumption."""
+    """Questions and delays are as written; an answer's length is the requested one, else an assumption."""
     first = {"text": "x" * 40, "timestamp": 2000, "output_length": 30}
     session = {"session_id": "s", "turns": [first, {"texts": ["y", "z"], "delay": 750}]}
     workload = opened(written(tmp_path / "sessions.jsonl", session))
@@ -140,7 +139,7 @@ def test_aiperf_sessions_keep_their_texts_and_delays(tmp_path: Path) -> None:
 
 
 def test_a_chat_for_vllms_benchmark_keeps_who_said_what(tmp_path: Path) -> None:
-    """System text, questions and answers come through; a last question without an answer does not."""
+    """System text, questions and answers are read; a last question without an answer is not."""
     said = ("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello."), ("user", "Bye")
     chat = {"id": 7, "messages": [{"role": role, "content": content} for role, content in said]}
     path = written(tmp_path / "chats.json", [chat, {"id": "empty", "messages": []}])
@@ -153,7 +152,7 @@ def test_a_chat_for_vllms_benchmark_keeps_who_said_what(tmp_path: Path) -> None:
 
 
 def _agents_chat() -> dict[str, object]:
-    """As agents record what they sent: calls instead of a text, texts in parts, no id."""
+    """A chat as agents record it: calls instead of a text, texts in parts, no id."""
     status = {"name": "bash", "arguments": '{"command": "git status"}'}
     read = {"name": "read_file", "arguments": {"path": "a.py"}}
     return {
@@ -182,7 +181,7 @@ def _agents_chat() -> dict[str, object]:
 
 
 def test_a_chat_of_an_agent_keeps_its_calls(tmp_path: Path) -> None:
-    """Calls become the turn's, and are text that the model wrote; pictures are passed over."""
+    """Calls become the turn's calls, and text that the model wrote; pictures are skipped."""
     (job,) = opened(written(tmp_path / "chats.json", [_agents_chat()])).jobs
     assert (job.job_id, job.system_text) == ("chat-0", "Be brief.")
     calling, last = job.turns
@@ -214,7 +213,7 @@ def test_a_chat_of_an_agent_keeps_its_calls(tmp_path: Path) -> None:
 def test_records_stand_one_a_line_or_in_one_list(
     tmp_path: Path, records: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Either way they are the same jobs; ``continuum workload`` reads both."""
+    """Both give the same jobs; ``continuum workload`` reads both."""
     lines, one = written(tmp_path / "lines", *records), written(tmp_path / "list", records)
     both = [[(job.job_id, job.turns) for job in opened(path).jobs] for path in (lines, one)]
     assert both[0] == both[1] != []
@@ -222,7 +221,7 @@ def test_records_stand_one_a_line_or_in_one_list(
 
 
 def test_a_sharegpt_conversation_starts_with_its_first_question(tmp_path: Path) -> None:
-    """A part of a longer conversation may begin with an answer, which nobody can replay."""
+    """A part of a longer conversation may begin with an answer, which cannot be replayed."""
     said = ("gpt", "...as I said."), ("human", "Why?"), ("gpt", "So."), ("human", "And?"), ("gpt", "Yes.")
     chat = {"id": "a_0", "conversations": [{"from": speaker, "value": value} for speaker, value in said]}
     (job,) = opened(written(tmp_path / "sharegpt.json", json.dumps([chat], indent=1))).jobs
@@ -243,7 +242,7 @@ def _event(now: float, kind: str, job_id: str, turn: int, **fields: Any) -> JobE
 
 
 def _traced(path: Path) -> Path:
-    """Two jobs: one of two turns with a tool between them and a third that was aborted, one of one turn."""
+    """Two jobs: one of two turns with a tool between them and an aborted third, one of one turn."""
     writer = TraceWriter.open(str(path))
     writer.emit(_header())
     writer.emit(_event(10.0, "turn_arrived", "a", 1, num_prompt_tokens=100))
@@ -274,7 +273,7 @@ def test_a_scheduler_trace_gives_back_the_jobs_it_served(tmp_path: Path) -> None
 
 
 def test_a_cut_trace_is_read_up_to_the_cut_and_says_so(tmp_path: Path) -> None:
-    """A killed server leaves half a line: all before it counts. Half a line in the middle is an error."""
+    """Everything before the half line of a killed server is read; a half line elsewhere is an error."""
     path = _traced(tmp_path / "trace.jsonl")
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:8]) + lines[8][:30])
@@ -288,7 +287,7 @@ def test_a_cut_trace_is_read_up_to_the_cut_and_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "gate:0.5", "continuum"])
 def test_a_trace_of_any_policy_is_a_workload(tmp_path: Path, policy: str) -> None:
-    """The jobs that ran come back: their ids, tokens, shared prefixes and the times between their turns."""
+    """Job ids, tokens, shared prefixes and gaps of any policy's trace are read."""
     path, ran = tmp_path / "trace.jsonl.zst", tmp_path / "jobs.jsonl"
     jobs = ["--workload", "swe-bench:turns=0.3,tokens=0.1", "--jobs", "5"]
     made = open_workload(jobs[1]).sample(5, 0).jobs
@@ -306,7 +305,7 @@ def test_a_trace_of_any_policy_is_a_workload(tmp_path: Path, policy: str) -> Non
 
 
 def test_calls_that_a_server_was_told_of_are_in_its_trace(tmp_path: Path) -> None:
-    """Whatever its policy: a signal holds them as the model wrote them."""
+    """Under every policy a signal has the calls as the model wrote them."""
     path = tmp_path / "trace.jsonl"
     writer = TraceWriter.open(str(path))
     writer.emit(msgspec.structs.replace(_header(), policy="fcfs"))
@@ -332,7 +331,7 @@ def test_calls_that_a_server_was_told_of_are_in_its_trace(tmp_path: Path) -> Non
 
 
 def test_a_trace_without_jobs_says_how_to_get_one_with(tmp_path: Path) -> None:
-    """Of requests without job ids only the continuum policy infers jobs."""
+    """Without job ids only the continuum policy infers jobs."""
     writer = TraceWriter.open(str(tmp_path / "trace.jsonl"))
     writer.emit(_header())
     writer.close()
@@ -346,7 +345,7 @@ def _record(job_id: str, turn: int, start_s: float, **fields: Any) -> TurnRecord
 
 
 def test_records_of_a_run_can_be_run_again(tmp_path: Path) -> None:
-    """Jobs, sub-agents and waits are as they were sent; a job ends before a turn that failed."""
+    """Jobs, sub-agents and waits are as sent; a job ends before a failed turn."""
     records = [
         RunHeader(),
         _record("a", 1, 5.0, tool="bash", command="ls", gap_s=2.0),
@@ -430,7 +429,7 @@ BAD = [
     (
         "t.json",
         [[{"type": "header", "schema_version": 3}]],
-        "a JSON list of the events of a trace, but they must stand one a line",
+        "a JSON list of the events of a trace, but each must be on its own line",
     ),
     ("a.jsonl", [{"turns": []}], "line 1: job session-0: it has no turns"),
     ("a.jsonl", [{"turns": [{"text": "a"}, {"text": "b", "delay": -3}]}], "line 1: .*turn 2, field delay"),
@@ -441,7 +440,7 @@ BAD = [
 def test_a_file_that_is_wrong_is_refused_in_one_sentence(
     name: str, lines: list[object], complaint: str, tmp_path: Path
 ) -> None:
-    """Whatever the format, the sentence names file, line or entry, and what is wrong there."""
+    """For every format the error names file, line or entry, and the fault."""
     path = written(tmp_path / name, *lines)
     with pytest.raises(WorkloadError, match=complaint) as caught:
         open_workload(str(path))
@@ -450,14 +449,14 @@ def test_a_file_that_is_wrong_is_refused_in_one_sentence(
 
 
 def test_a_turn_missing_from_records_is_named(tmp_path: Path) -> None:
-    """Records that jump from turn 1 to turn 3 cannot be run again."""
+    """Records that skip from turn 1 to turn 3 cannot be run again."""
     lines = (msgspec.json.encode(_record("a", turn, float(turn))).decode() for turn in (1, 3))
     with pytest.raises(WorkloadError, match="job a has turn 3 where turn 2 is missing"):
         open_workload(str(written(tmp_path / "records.jsonl", *lines)))
 
 
 def test_a_file_of_another_system_is_read(tmp_path: Path) -> None:
-    """Windows editors put a mark at the start and end lines in their own way."""
+    """A byte order mark and Windows line ends are accepted."""
     path = tmp_path / "jobs.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(_two_jobs()) + b"\r\n")
     assert [job.job_id for job in opened(path).jobs] == ["a", "b"]
@@ -469,7 +468,7 @@ def _two_jobs() -> list[bytes]:
 
 @pytest.mark.parametrize(("pack", "name"), [(gzip.compress, "gzip"), (zstd.compress, "zstd")])
 def test_a_packed_file_is_unpacked(tmp_path: Path, pack: Callable[[bytes], bytes], name: str) -> None:
-    """By what it is, whatever its name; one that is cut off or damaged is said to be."""
+    """Compression is recognized by content; a truncated or damaged file is reported."""
     path = tmp_path / "jobs.jsonl"
     packed = pack(b"\n".join(_two_jobs()))
     path.write_bytes(packed)
@@ -479,7 +478,7 @@ def test_a_packed_file_is_unpacked(tmp_path: Path, pack: Callable[[bytes], bytes
     with pytest.raises(WorkloadError, match=said):
         open_workload(str(path))
     path.write_bytes(packed[:12] + b"nonsense" + packed[20:])
-    with pytest.raises(WorkloadError, match=rf"jobs\.jsonl is no sound {name} file"):
+    with pytest.raises(WorkloadError, match=rf"jobs\.jsonl is not a valid {name} file"):
         open_workload(str(path))
 
 
@@ -492,7 +491,7 @@ def test_other_packers_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_lost", [0, 30])
 def test_a_compressed_trace_is_read_as_far_as_it_goes(tmp_path: Path, num_lost: int) -> None:
-    """As the engine writes it; what a killed engine leaves is no error."""
+    """A trace is compressed as the engine writes it; the truncated end of a killed engine is no error."""
     path = _traced(tmp_path / "trace.jsonl.zst")
     content = path.read_bytes()
     path.write_bytes(content[: len(content) - num_lost])

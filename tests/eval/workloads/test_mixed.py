@@ -1,4 +1,4 @@
-"""Mixes of workloads: ``A+B+C``, as many jobs of each, in an order that the seed draws."""
+"""Mixes of workloads: ``A+B+C``, equal numbers of jobs of each, in an order that the seed draws."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _jobs(name: str, count: int) -> list[Job]:
 
 @pytest.fixture
 def first(tmp_path: Path) -> Path:
-    """Ten jobs; a sub-agent of the first stands last."""
+    """Ten jobs; the last is a sub-agent of the first."""
     path = tmp_path / "first.jsonl"
     begins, *others = chain(3)
     parent = job("first-0", turn(100, gap_kind=begins.gap_kind, gap_s=1.0, spawns=("sub",)), *others)
@@ -35,7 +35,7 @@ def second(tmp_path: Path) -> Path:
 
 
 def _mixed(out: Path, name: str, *flags: str) -> list[Job]:
-    """What ``continuum workload`` makes of the mix."""
+    """Runs ``continuum workload`` on the mix."""
     assert main(["workload", name, *flags, "--out", str(out)]) == 0
     return read_recorded(out)[0]
 
@@ -43,7 +43,7 @@ def _mixed(out: Path, name: str, *flags: str) -> list[Job]:
 def test_each_part_gives_as_many_jobs_in_an_order_of_the_seed(
     first: Path, second: Path, tmp_path: Path
 ) -> None:
-    """Shares are equal, the first parts give what is left over; the same seed gives the same order."""
+    """Shares are equal, the first parts give the remainder; the same seed gives the same order."""
     name, out = f"{first}+{second}+bfcl", tmp_path / "out.jsonl"
     jobs = _mixed(out, name, "--jobs", "8", "--seed", "3")
     again = _mixed(out, name, "--jobs", "8", "--seed", "3")
@@ -66,7 +66,7 @@ def test_without_a_number_each_part_gives_all_it_has(first: Path, second: Path, 
 def test_what_was_said_of_a_part_is_said_of_the_mix(
     first: Path, second: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It names the part."""
+    """Notes of a part name the part."""
     assert main(["workload", f"{first}+{second}", "--jobs", "12", "--seed", "0"]) == 0
     told = capsys.readouterr().out
     assert "first.jsonl: 6 of 10 jobs were drawn" in told
@@ -74,14 +74,14 @@ def test_what_was_said_of_a_part_is_said_of_the_mix(
 
 
 def test_a_file_with_a_plus_in_its_name_is_a_file(tmp_path: Path) -> None:
-    """As a whole it wins over its parts."""
+    """An existing file with a plus in its name is not split."""
     path = tmp_path / "a+b.jsonl"
     write_jobs(path, _jobs("whole", 2))
     assert [each.job_id for each in _mixed(tmp_path / "out.jsonl", str(path))] == ["whole-0", "whole-1"]
 
 
 def test_jobs_of_one_name_are_refused(first: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A result could not tell them apart."""
+    """A result could not distinguish jobs of one name."""
     assert main(["workload", f"{first}+{first}"]) == 1
     name = f"{first}+{first}"
     told = capsys.readouterr().err
@@ -89,7 +89,7 @@ def test_jobs_of_one_name_are_refused(first: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_mix_with_a_part_missing_is_refused(first: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing on one side of the plus, or a file that is not there."""
+    """An empty side of a plus, or a missing file, is refused."""
     assert main(["workload", f"{first}+"]) == 1
     assert capsys.readouterr().err == f"continuum: The workload {first}+ has nothing on one side of a '+'.\n"
     assert main(["workload", f"{first}+nowhere.jsonl"]) == 1

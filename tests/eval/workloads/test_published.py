@@ -1,4 +1,4 @@
-"""Synthetic jobs have the published moments, whatever else is assumed of them."""
+"""Synthetic jobs have the published moments, whatever else is assumed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_JOBS = 3000
 
 
 def made(name: str, num_jobs: int, seed: int = 0) -> list[Job]:
-    """The jobs of a name."""
+    """The jobs of this synthetic workload."""
     return open_workload(name).sample(num_jobs, seed).jobs
 
 
@@ -38,7 +38,7 @@ def made(name: str, num_jobs: int, seed: int = 0) -> list[Job]:
 def test_made_jobs_have_the_published_moments(
     name: str, turns: tuple[float, float], tool_s: tuple[float, float], tokens: tuple[float, float]
 ) -> None:
-    """Turns, tool times and tokens: means within 3 %, standard deviations within 10 %."""
+    """Turns, tool times and tokens have means within 3 % and standard deviations within 10 %."""
     jobs = made(name, NUM_JOBS)
     gaps = [turn.gap_s for job in jobs for turn in job.turns if turn.gap_s is not None]
     for values, (mean, sd) in (
@@ -51,8 +51,8 @@ def test_made_jobs_have_the_published_moments(
 
 
 def test_made_tool_times_have_a_long_tail_and_tools_differ() -> None:
-    """Four of five calls take less than a second; the slowest tenth holds most of the time; a test suite
-    takes many times what a grep does."""
+    """Four of five calls take under a second; the slowest tenth has most of the time; a test suite takes many
+    times as long as a grep."""
     calls = [call for job in made("swe-bench", 1000) for turn in job.turns for call in turn.calls]
     seconds = sorted(call.seconds for call in calls if call.seconds is not None)
     assert sum(value < 1 for value in seconds) > 0.8 * len(seconds)
@@ -66,7 +66,7 @@ def test_made_tool_times_have_a_long_tail_and_tools_differ() -> None:
 
 @pytest.mark.slow
 def test_more_turns_are_as_large_as_before() -> None:
-    """Four times the turns at the same sizes: the context grows with them; tokens can be scaled back."""
+    """With four times the turns of the same size the context grows; tokens can be scaled down."""
     plain, long, small = (
         made(name, 500) for name in ("swe-bench", "swe-bench:turns=4", "swe-bench:turns=4,tokens=0.25")
     )
@@ -83,8 +83,8 @@ def test_more_turns_are_as_large_as_before() -> None:
 
 @given(name=st.sampled_from(sorted(PRESETS)), seed=st.integers(0, 2**32), num_jobs=st.integers(1, 5))
 def test_made_jobs_are_legal_and_depend_on_their_seed_only(name: str, seed: int, num_jobs: int) -> None:
-    """Equal arguments give equal jobs, more jobs do not change the first ones, and every prompt holds all of
-    the turn before."""
+    """Equal arguments give equal jobs, more jobs do not change the first ones, and every prompt contains the
+    whole previous turn."""
     jobs = made(name, num_jobs, seed)
     assert made(name, num_jobs + 1, seed)[:num_jobs] == jobs
     assert made(name, num_jobs, seed + 1) != jobs
@@ -100,7 +100,7 @@ def test_made_jobs_are_legal_and_depend_on_their_seed_only(name: str, seed: int,
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.exists(), reason="the recorded workloads are not beside the repository")
 def test_made_tools_have_the_recorded_shapes() -> None:
-    """exp(mu) and sigma are those of the fits to the recording, tool by tool."""
+    """exp(mu) and sigma are those fitted to the recording, per tool."""
     fits = json.loads((SHARED / "tool_latency_quantiles.json").read_text())["agentcgroup-claude"]
     stands_for = {
         "cat": fits["tool"]["Read"],
@@ -130,13 +130,13 @@ def test_made_tools_have_the_recorded_shapes() -> None:
     ],
 )
 def test_a_wrong_parameter_is_refused(name: str, complaint: str) -> None:
-    """A typing error does not silently run something else."""
+    """A misspelled parameter does not silently run something else."""
     with pytest.raises(WorkloadError, match=complaint):
         open_workload(name)
 
 
 def test_scaled_jobs_say_how_they_can_be_asked_for_again() -> None:
-    """The name of a workload holds its scales."""
+    """A workload's name contains its scales."""
     assert made("bfcl:tokens=0.4", 1)[0].source == "bfcl:tokens=0.4"
     assert open_workload("bfcl:turns=1").name == "bfcl"
 
@@ -148,9 +148,9 @@ def test_scaled_jobs_say_how_they_can_be_asked_for_again() -> None:
     medians=st.lists(st.floats(0.01, 3.0), min_size=1, max_size=4),
 )
 def test_any_mix_of_tools_comes_to_its_moments(mean_s: float, variation: float, medians: list[float]) -> None:
-    """Whatever the tools' own shapes, all calls together have the mean and the spread asked for."""
+    """For any shapes of the tools, all calls together have the requested mean and spread."""
     shapes = [ToolShape("tool", str(n), 1.0, median_s, 1.0) for n, median_s in enumerate(medians)]
-    # A mix whose medians alone spread wider than is asked for cannot be narrowed.
+    # A mix whose medians alone spread more than requested cannot be narrowed.
     own = statistics.pstdev(medians) / statistics.fmean(medians)
     mix = ToolMix.fit(shapes, mean_s, mean_s * max(variation, own * 1.1), timeout_s=400.0)
     assert mix.mean_s == pytest.approx(mean_s, rel=1e-6)

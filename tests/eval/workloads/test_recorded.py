@@ -1,4 +1,4 @@
-"""Files of recorded jobs: read whole and as they are, or refused with the line that is wrong."""
+"""Files of recorded jobs are read completely and unchanged, or refused with the wrong line."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ GOOD = _job(_turn(100, gap_kind="tool", tool="bash", tool_s=1.5), _turn(150, 110
         ("agentcgroup-claude", 47, 7, 1537, 1483, 0),
         ("agentcgroup-glm", 85, 1, 4233, 4147, 0),
         ("azure-code-arrivals", 6277, 0, 6277, 0, 0),
-        # 43 of 45 sub-agents: two began after the last turn that their parent's recording holds.
+        # 43 of 45 sub-agents: two began after the last turn of their parent's recording.
         ("kv-cache-tester", 473, 43, 32227, 31647, 0),
         ("miniswe-gemini3-text", 37, 0, 1504, 0, 1465),
         ("mooncake-conversation", 5739, 0, 8442, 0, 2703),
@@ -54,7 +54,7 @@ GOOD = _job(_turn(100, gap_kind="tool", tool="bash", tool_s=1.5), _turn(150, 110
 def test_every_recording_is_read_whole(
     name: str, num_roots: int, num_children: int, num_turns: int, measured: int, assumed: int
 ) -> None:
-    """All jobs, turns and gaps come through in a few seconds, each gap as measured or assumed as it is."""
+    """All jobs, turns and gaps are read in a few seconds, each gap marked as measured or assumed."""
     started = time.perf_counter()
     jobs, _ = read_recorded(SHARED / f"{name}.jsonl")
     assert time.perf_counter() - started < 10
@@ -70,7 +70,7 @@ def test_every_recording_is_read_whole(
 @shared
 @needs_shared
 def test_a_parent_waits_for_its_sub_agent_instead_of_for_its_recorded_call() -> None:
-    """The turn that called Task names the sub-agent, and what is left to wait for is the other calls."""
+    """The turn that called Task names the sub-agent; its gap is that of the other calls."""
     jobs, _ = read_recorded(SHARED / "agentcgroup-claude.jsonl")
     waiting = [turn for job in jobs for turn in job.turns if turn.spawns]
     assert len(waiting) == 7
@@ -85,7 +85,7 @@ def test_a_parent_waits_for_its_sub_agent_instead_of_for_its_recorded_call() -> 
 @shared
 @needs_shared
 def test_hashes_of_a_recording_mean_the_same_where_it_says_so() -> None:
-    """A family shares its ids, Mooncake's hold for all jobs, and none names a block that is not full."""
+    """A family shares block ids, Mooncake's hold for all jobs, and no id names a partial block."""
     agents, _ = read_recorded(SHARED / "kv-cache-tester.jsonl")
     by_id = {job.job_id: job for job in agents}
     assert by_id["trace_0003/sub00"].block_scope == by_id["trace_0003"].block_scope == "trace_0003"
@@ -101,7 +101,7 @@ def test_hashes_of_a_recording_mean_the_same_where_it_says_so() -> None:
 @needs_shared
 @pytest.mark.parametrize("name", ["agentcgroup-claude", "kv-cache-tester", "mooncake-conversation"])
 def test_a_recording_survives_being_written_again(name: str, tmp_path: Path) -> None:
-    """What is read, written and read again is equal, sub-agents and all."""
+    """A file read, written and read again is equal, including sub-agents."""
     jobs, _ = read_recorded(SHARED / f"{name}.jsonl")
     write_jobs(tmp_path / "again.jsonl", jobs)
     assert read_recorded(tmp_path / "again.jsonl") == (jobs, [])
@@ -109,14 +109,14 @@ def test_a_recording_survives_being_written_again(name: str, tmp_path: Path) -> 
 
 @given(jobs=some_jobs())
 def test_any_jobs_survive_being_written(jobs: list[Job], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Whatever a job holds, a file of it reads back to an equal job."""
+    """Any job is read back equal from a file."""
     path = tmp_path_factory.mktemp("written") / "jobs.jsonl"
     write_jobs(path, jobs)
     assert read_recorded(path) == (jobs, [])
 
 
 def test_each_gap_is_what_its_kind_says(tmp_path: Path) -> None:
-    """A measured time wins over an assumed one; a time from request to request counts as assumed."""
+    """A measured time takes precedence over an assumed one; a time between requests counts as assumed."""
     turns = (
         _turn(10, gap_kind="tool", tool="bash", cmd="ls", tool_s=0.5, tool_s_est=9),
         _turn(20, gap_kind="tool", tool="bash", cmd="ls", tool_s_est=0.25),
@@ -139,7 +139,7 @@ def test_each_gap_is_what_its_kind_says(tmp_path: Path) -> None:
 
 
 def test_parallel_calls_stand_side_by_side(tmp_path: Path) -> None:
-    """Each call keeps its own seconds; the gap is what the turn waited."""
+    """Each call keeps its own seconds; the gap is the turn's wait."""
     calls = [{"tool": "Read", "s": 0.03}, {"tool": "Bash", "s": 2.0, "cmd": "ls"}]
     line = _job(_turn(10, gap_kind="tool", tool="Read", tool_s=2.1, calls=calls), _turn(30))
     ((job,), _) = read_recorded(written(tmp_path / "jobs.jsonl", line))
@@ -148,7 +148,7 @@ def test_parallel_calls_stand_side_by_side(tmp_path: Path) -> None:
 
 
 def test_two_sub_agents_begin_where_the_recording_places_them(tmp_path: Path) -> None:
-    """Where only the gap was timed, the sub-agents' share of it goes, and the rest of it stays."""
+    """If only the gap was timed, the sub-agents' share is removed and the rest stays."""
     parent = _job(
         _turn(10, gap_kind="tool", tool_s=1.0, llm_s=2.0, t=0.0),
         _turn(30, gap_kind="tool", tool="unnamed", tool_s=20.0, llm_s=3.0, t=3.0),
@@ -164,7 +164,7 @@ def test_two_sub_agents_begin_where_the_recording_places_them(tmp_path: Path) ->
     assert by_id["a"].turns[1].spawns == ("b", "c")
     assert by_id["a"].turns[1].gap_s == 5.0
     assert by_id["d"].parent_job is None
-    assert notes == ["1 sub-agents became jobs of their own: no turn here starts them"]
+    assert notes == ["1 sub-agents became separate jobs: no turn here starts them"]
 
 
 def test_an_unreplayed_sub_agents_call_is_still_waited_for(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ BAD_LINES = [
 def test_a_bad_line_is_named_and_stops(
     line: object, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One sentence says which line is wrong, where in it, and what the limit is; the exit code is 1."""
+    """One sentence has the line, the place in it and the limit; the exit code is 1."""
     path = written(tmp_path / "jobs.jsonl", GOOD, line, GOOD | {"job_id": "later"})
     with pytest.raises(WorkloadError, match=complaint):
         open_workload(str(path))
@@ -265,8 +265,8 @@ def test_a_bad_line_is_named_and_stops(
 
 
 def test_a_circle_of_parents_is_refused(tmp_path: Path) -> None:
-    """Two jobs that start each other never begin."""
+    """Two jobs that start each other would never begin."""
     first = _job(_turn(9, gap_kind="tool", spawns=["b"]), _turn(20), job_id="a", parent_job="b")
     second = _job(_turn(9, gap_kind="tool", spawns=["a"]), _turn(20), job_id="b", parent_job="a")
-    with pytest.raises(WorkloadError, match="line 1: job a: its line of parents goes round in a circle"):
+    with pytest.raises(WorkloadError, match="line 1: job a: its chain of parents is a cycle"):
         read_recorded(written(tmp_path / "jobs.jsonl", first, second))

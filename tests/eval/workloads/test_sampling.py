@@ -1,4 +1,4 @@
-"""Which jobs are run: limits say what they leave out, draws are fair and repeatable, families stay whole."""
+"""Selection of jobs: limits report what they remove, draws are fair and reproducible, families stay whole."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FAMILIES = [member for name in "abcde" for member in family(name)]
 
 @given(num_jobs=st.integers(1, 17), seed=st.none() | st.integers(0, 99))
 def test_a_draw_is_fair_and_repeatable_and_keeps_families_whole(num_jobs: int, seed: int | None) -> None:
-    """As many roots as asked for, each as often as any other (within one), ids all different, every
+    """A draw has the requested number of roots, each equally often (within one), with unique ids, and every
     sub-agent with its parent and named by one of its turns."""
     jobs = draw(FAMILIES, num_jobs, seed).jobs
     assert jobs == draw(FAMILIES, num_jobs, seed).jobs
@@ -56,7 +56,7 @@ def test_a_seed_changes_what_is_drawn() -> None:
 
 
 def test_a_copy_shares_blocks_only_where_equal_ids_are_equal_content() -> None:
-    """A scope that one family uses becomes the copy's own; one that several use stays."""
+    """A scope that one family uses is renamed in its copy; one that several use stays."""
     jobs = [
         job("a", block_size=16, block_scope="a", arrival_s=0.0),
         job("b", block_size=16, block_scope="everyone", arrival_s=10.0),
@@ -73,7 +73,7 @@ def test_a_copy_shares_blocks_only_where_equal_ids_are_equal_content() -> None:
 
 
 def test_jobs_that_are_too_long_are_left_out_with_their_families() -> None:
-    """The longest turn counts, a sub-agent's too, and it is said how many went."""
+    """The longest turn counts, also a sub-agent's, and the number of removed jobs is reported."""
     jobs = [*FAMILIES, *family("long", num_turns=9)]
     sample = limited(jobs, JobLimits(max_context_tokens=500))
     assert sample.jobs == [member for name in "abcde" for member in draw(family(name), 1, None).jobs]
@@ -92,7 +92,7 @@ def test_jobs_can_be_cut_at_the_context_instead() -> None:
 
 
 def test_a_cut_takes_the_sub_agents_of_the_turns_it_takes() -> None:
-    """Cut at the turn that starts them, a job starts none; nobody waits for what is not there."""
+    """A job cut at the turn that starts sub-agents starts none, and does not wait for them."""
     sample = limited(FAMILIES, JobLimits(max_turns=2))
     assert len(sample.jobs) == 5
     assert not any(turn.spawns for job in sample.jobs for turn in job.turns)
@@ -111,7 +111,7 @@ def test_a_cut_takes_the_sub_agents_of_the_turns_it_takes() -> None:
 def test_limits_leave_legal_jobs(
     max_turns: int | None, max_context_tokens: int | None, cut_at_context: bool, gap_cap_s: float | None
 ) -> None:
-    """Whatever the limits, what is left keeps them, is whole, and each sub-agent is started by a turn."""
+    """For any limits the remaining jobs keep them and are valid, and a turn starts each sub-agent."""
     limits = JobLimits(
         max_turns=max_turns,
         max_context_tokens=max_context_tokens,
@@ -131,7 +131,7 @@ def test_limits_leave_legal_jobs(
 
 
 def test_made_jobs_are_made_until_enough_are_within_the_limits() -> None:
-    """Asked for 20 within 100k tokens, one gets 20, and is told how many were too long."""
+    """For 20 jobs within 100k tokens 20 are made, and the number of longer ones is reported."""
     sample = open_workload("bfcl").sample(20, 1, JobLimits(max_context_tokens=100_000))
     assert len(sample.jobs) == 20
     assert max(job.max_context_tokens for job in sample.jobs) <= 100_000

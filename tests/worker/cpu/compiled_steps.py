@@ -9,7 +9,7 @@ from engine.worker.cpu.kernels.library import KernelUnavailable
 
 
 def has_compiled_steps() -> bool:
-    """It takes a compiler and a CPU that multiplies pairs of bf16."""
+    """Compiled steps need a compiler and a CPU that multiplies pairs of bf16."""
     try:
         return hasattr(CpuKernel.load(32, torch.bfloat16).library, "continuum_run_step")
     except KernelUnavailable:

@@ -1,4 +1,4 @@
-"""Weights quantized to 8 and 4 bits, by what is said of the formats."""
+"""Weights quantized to 8 and 4 bits, by the description of the formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.worker.cpu.quantization import GROUP_SIZE
 
 
 def rounded(weight: torch.Tensor, bits: int, group_size: int) -> torch.Tensor:
-    """``weight`` as it is kept."""
+    """The values of ``weight`` after quantization."""
     groups = weight.float().view(len(weight), -1, group_size)
     if bits == 8:
         scales = (groups.abs().amax(-1, keepdim=True) / 127).to(weight.dtype).float()
@@ -22,7 +22,7 @@ def rounded(weight: torch.Tensor, bits: int, group_size: int) -> torch.Tensor:
 
 
 def round_weights(model: nn.Module, quantization: str, dtype: torch.dtype) -> None:
-    """In place, as ``--quantization`` rounds weights of that type: the head to 8 bits, all else as told."""
+    """Rounds weights in place like ``--quantization`` for this dtype: the head to 8 bits, others as named."""
     with torch.no_grad():
         for name, module in model.named_modules():
             if not isinstance(module, nn.Linear):

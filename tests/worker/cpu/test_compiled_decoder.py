@@ -1,4 +1,4 @@
-"""A decoder's small steps in compiled code: what they compute, and what comes where they cannot be."""
+"""A decoder's small steps in compiled code: their results, and the fallback where they cannot be compiled."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ VARIANTS |= {
         },
     },
 }
-"""Rounding may change which experts are chosen, and with that all that follows: these take all of them."""
+"""Every token uses all experts here: rounding could change a choice, and with it all later results."""
 CHOOSING: dict[str, dict[str, Any]] = {
     "softmax, not normalized": {
         "family": "qwen3_moe",
@@ -186,7 +186,7 @@ class Models:
     reference: torch.nn.Module
 
     def attend_over(self, backend: Callable[[torch.Tensor], AttentionBackend] | None) -> Conversations:
-        """Conversations over a pool of their own; ``None``: in compiled steps."""
+        """Conversations over a new pool; ``None``: with compiled steps."""
         spec = KvCacheSpec(
             one_group(self.decoder.num_layers),
             self.decoder.num_kv_heads,
@@ -204,7 +204,7 @@ class Models:
 
 
 class Conversations:
-    """Sequences that grow step by step, as the model runner would have them computed."""
+    """Sequences that grow step by step, computed as by the model runner."""
 
     def __init__(self, model: CausalModel, attention: AttentionBackend) -> None:
         self._model = model
@@ -216,7 +216,7 @@ class Conversations:
     def step(
         self, tokens: dict[int, list[int]], sampled: Collection[int] | None = None
     ) -> dict[int, torch.Tensor]:
-        """New tokens by sequence -> the logits after the last of each, or of those sampled [vocab_size]"""
+        """New tokens by sequence -> logits [vocab_size] after each one's last, or of those in ``sampled``."""
         for seq in tokens:
             first = 1 + BLOCKS_EACH * len(self._tables)
             self._tables.setdefault(seq, np.arange(first, first + BLOCKS_EACH))
@@ -274,27 +274,27 @@ cuts = st.lists(st.sampled_from((1, 1, 1, 2, 5, 8)), min_size=1, max_size=9)
 def test_off_from_transformers_by_no_more_than_torch(
     models: Models, plans: list[list[int]], seed: int
 ) -> None:
-    """Sequences that begin and grow by one token or by several, in any company: against transformers in fp32
-    the logits are off by what bf16 costs torch's way of computing them, too."""
+    """For sequences that begin and grow by one or several tokens, in any batch, logits err from transformers
+    in fp32 no more than torch's in bf16."""
     assert_as_right_as_torch(models, plans, seed)
 
 
 @settings(max_examples=8, deadline=None)
 @given(prompts=st.lists(st.integers(33, 78), min_size=2, max_size=5), seed=st.integers(0, 1000))
 def test_steps_of_many_tokens_are_as_right(models: Models, prompts: list[int], seed: int) -> None:
-    """The same where results are too many to be used at once, and in the small steps that follow."""
+    """The same holds for results that are too many to be used at once, and in the small steps after them."""
     assert_as_right_as_torch(models, [[length, 1] for length in prompts], seed)
 
 
 @settings(max_examples=3, deadline=None)
 @given(prompts=st.lists(st.integers(65, 78), min_size=8, max_size=8), seed=st.integers(0, 1000))
 def test_large_steps_are_as_right(models: Models, prompts: list[int], seed: int) -> None:
-    """The same of more tokens than pass through a layer together, some of them decodes: a prompt is cut."""
+    """The same holds for more tokens than pass through a layer at once, with decodes and a cut prompt."""
     assert_as_right_as_torch(models, [[4, 1, 1], *([1, length, 1] for length in prompts)], seed)
 
 
 def assert_as_right_as_torch(models: Models, plans: list[list[int]], seed: int) -> None:
-    """``plans``: how many tokens each sequence gets, step by step."""
+    """``plans``: the number of tokens of each sequence, step by step."""
     tokens = scripts(seed, [sum(plan) for plan in plans])
     compiled, plain = models.attend_over(None), models.attend_over(TorchPagedAttention)
     errors: list[list[float]] = [[], []]
@@ -310,7 +310,7 @@ def assert_as_right_as_torch(models: Models, plans: list[list[int]], seed: int) 
             wanted = output.logits[0, -1]
             for kept, result in zip(errors, results, strict=True):
                 kept.append(float((result[seq] - wanted).norm() / wanted.norm()))
-    # Of all together: which single one is worst is chance.
+    # Compared over all sequences: which single one is worst is chance.
     assert quadratic_mean(errors[0]) < 1.5 * quadratic_mean(errors[1]) + 1e-3
     assert max(errors[0]) < 0.05
 
@@ -321,8 +321,8 @@ def quadratic_mean(numbers: list[float]) -> float:
 
 @pytest.mark.parametrize("variant", CHOOSING)
 def test_experts_are_chosen_as_torch_chooses_them(variant: str, tmp_path: Path) -> None:
-    """Of many tokens, alone and together, nearly all go to the experts of transformers in fp32: as many as of
-    those that torch computes in bf16, and as near to it."""
+    """In batches of many tokens, nearly all go to the experts of transformers in fp32, no fewer than with
+    torch in bf16, and logits are as near."""
     make_model_folder(tmp_path, dtype="bfloat16", num_layers=3, **CHOOSING[variant])
     decoder = load_model(ModelConfig(model=str(tmp_path))).model
     assert isinstance(decoder, Decoder)
@@ -348,7 +348,7 @@ def test_experts_are_chosen_as_torch_chooses_them(variant: str, tmp_path: Path) 
     num_threads=st.integers(1, 3),
 )
 def test_alone_as_in_company(models: Models, lengths: list[int], seed: int, num_threads: int) -> None:
-    """A sequence gets the same bits whoever else is in the step, and however many threads there are."""
+    """A sequence gets the same bits whatever else is in the step, and with any number of threads."""
     tokens = scripts(seed, [length + 1 for length in lengths])
     first = {seq: row[:-1] for seq, row in tokens.items()}
     last = {seq: row[-1:] for seq, row in tokens.items()}
@@ -374,8 +374,8 @@ def test_alone_as_in_company(models: Models, lengths: list[int], seed: int, num_
 def test_what_is_not_sampled_is_kept_all_the_same(
     models: Models, lengths: list[int], sampled: set[int], seed: int
 ) -> None:
-    """Of some sequences of a step nobody asks for logits, as of a prompt that is not at its end: the others,
-    and the next step of all, give the bits that they give where all are asked for."""
+    """If logits of only some sequences are computed, as for unfinished prompts, these logits and the next
+    step of all have the same bits as if all were computed."""
     tokens = scripts(seed, [length + 1 for length in lengths])
     first = {seq: row[:-1] for seq, row in tokens.items()}
     last = {seq: row[-1:] for seq, row in tokens.items()}
@@ -401,9 +401,8 @@ SERVED: dict[str, dict[str, Any]] = {
 def test_served_tokens_are_the_best_ones(
     family: str, quantization: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Prompts shorter and longer than a small step, answered side by side: each token is, within bf16, the
-    one that transformers in fp32 holds for the best, with weights that are rounded alike. Of so many inputs
-    products are sums of several."""
+    """For prompts shorter and longer than a small step, in one batch, each token is, within bf16, the best of
+    transformers in fp32 with equally rounded weights. So many inputs make products sums of several."""
     make_model_folder(
         tmp_path / "model",
         family,
@@ -430,7 +429,7 @@ def test_served_tokens_are_the_best_ones(
 def test_a_step_without_one_of_its_threads_gives_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a machine on which other work always has a core, and steps take less time without its thread."""
+    """Steps without a thread give the same tokens: here, other work seems to occupy a core."""
     make_model_folder(tmp_path / "model", "qwen3", dtype="bfloat16", head_dim=64)
     prompts = [random_tokens(length, seed=length) for length in (5, 40, 300)]
     before = torch.get_num_threads()
@@ -467,7 +466,7 @@ def test_a_step_without_one_of_its_threads_gives_the_same(
 def test_others_run_by_torch(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
-    """Torch's attention and other types have no compiled steps, and are served."""
+    """Torch's attention and other types are served without compiled steps."""
     make_model_folder(tmp_path / "model", "qwen3", dtype="bfloat16", head_dim=64)
     with caplog.at_level(logging.INFO):
         [output] = greedy(tmp_path / "model", [random_tokens(9, seed=0)], **options)
@@ -480,7 +479,7 @@ def test_others_run_by_torch(
 def test_torch_for_attention_means_that_no_compiler_runs(
     quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever wants none run has that option, and weights are multiplied by torch, too."""
+    """The option also makes torch multiply the weights, so that no compiler is needed."""
     make_model_folder(tmp_path / "model", "qwen3", dtype="bfloat16", head_dim=64)
     prompts = [random_tokens(9, seed=0)]
     use_compiler(tmp_path, monkeypatch, 'exec c++ "$@" -O0')  # the cache is empty
@@ -491,7 +490,7 @@ def test_torch_for_attention_means_that_no_compiler_runs(
 
 
 def test_sizes_that_fill_no_unit_run_by_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A width that is no multiple of what is computed together is left to torch."""
+    """Torch computes a width that is not a multiple of the compiled code's unit."""
     make_model_folder(
         tmp_path / "model", "llama", dtype="bfloat16", hidden_size=96, num_heads=3, num_kv_heads=1
     )

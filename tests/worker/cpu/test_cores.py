@@ -1,4 +1,4 @@
-"""Which core each thread of a step has: on machines that are told of, and on this one."""
+"""Which core each thread of a step gets: on described machines, and on this one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def machine(folder: Path, monkeypatch: pytest.MonkeyPatch, usable: set[int], siblings: dict[int, str]) -> str:
-    """One whose process may use these CPUs, and which tells each one's siblings."""
+    """A machine whose process may use these CPUs; returns the path pattern of each CPU's siblings file."""
     monkeypatch.setattr(cores, "usable_cpus", lambda: frozenset(usable))
     for cpu, text in siblings.items():
         (folder / f"cpu{cpu}").write_text(text + "\n")
@@ -43,7 +43,7 @@ def test_a_core_for_each_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_siblings_are_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four CPUs of two cores, as most systems number them, and as some do."""
+    """Four CPUs of two cores are found, in the usual numbering and in the other one."""
     files = machine(tmp_path, monkeypatch, {0, 1, 2, 3}, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"})
     assert cores_for(2, files) == cpus({0, 2}, {1, 3})
     files = machine(tmp_path, monkeypatch, {0, 1, 2, 3}, {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3"})
@@ -64,7 +64,7 @@ def test_a_system_that_tells_no_siblings(tmp_path: Path, monkeypatch: pytest.Mon
 def test_none_with_other_threads_than_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int
 ) -> None:
-    """Beside another engine with a part of the cores each would choose the same ones."""
+    """An engine that shares the machine with another one would choose the same cores."""
     files = machine(tmp_path, monkeypatch, {0, 1, 2}, {})
     assert cores_for(num_threads, files) == ()
 
@@ -83,7 +83,7 @@ def test_none_where_the_system_tells_no_cpus_or_too_many(
 
 
 class Caller:
-    """A thread that has not computed before, so that those that compute with it are new as well."""
+    """A thread that has not computed before, so that its helper threads are new as well."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -97,7 +97,7 @@ class Caller:
         return list(output.outputs[0].token_ids)
 
     def generate_by_one_thread(self) -> None:
-        """By another engine in the same thread, which has no cores to deal out."""
+        """Generates with another engine in the same thread, which has no cores to assign."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -106,12 +106,12 @@ class Caller:
             torch.set_num_threads(before)
 
     def others(self) -> list[frozenset[int]]:
-        """The CPUs of those that compute with it: of the threads that came and may not use all."""
+        """The CPUs of its helper threads: of the new threads that are not allowed everywhere."""
         everywhere = os.sched_getaffinity(0)
         came = set(os.listdir("/proc/self/task")) - self._before
         allowed = list[frozenset[int]]()
         for thread in came:
-            with suppress(ProcessLookupError):  # those of work behind the start end
+            with suppress(ProcessLookupError):  # threads of background work after the start end
                 allowed.append(frozenset(os.sched_getaffinity(int(thread))))
         return [each for each in allowed if each != everywhere]
 
@@ -121,7 +121,7 @@ Check = Callable[[Caller], None]
 
 @pytest.fixture
 def in_thread(tmp_path: Path) -> Iterator[Callable[[Check], None]]:
-    """Does something with a Caller, who computes with a thread on each core of this machine."""
+    """Runs a check with a Caller that computes with a thread on each core of this machine."""
     num_cores = next((number for number in range(2, 1 + len(usable_cpus())) if cores_for(number)), 0)
     if not num_cores or not has_compiled_steps():
         pytest.skip("takes two cores and compiled steps")
@@ -148,8 +148,8 @@ def test_threads_of_steps_have_a_core_each_and_the_caller_is_free(in_thread: Cal
 
 
 def test_the_thread_whose_core_the_caller_comes_to_gives_way(in_thread: Callable[[Check], None]) -> None:
-    """The caller is sent to each CPU and let go there: what the others have is all but its core. By the next
-    step the system may have moved it again, now and then: so there are some tries."""
+    """The caller is moved to each CPU and released: the helpers then use all other cores. Sometimes the
+    system moves it again before the next step, so there are several attempts."""
 
     def check(caller: Caller) -> None:
         everywhere = os.sched_getaffinity(0)

@@ -1,4 +1,4 @@
-"""The compiled code as CPUs with AMX run it: AMX is emulated, on any CPU with AVX512_BF16."""
+"""The compiled code as it runs on CPUs with AMX: AMX is emulated, on any CPU with AVX512_BF16."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TILES = Path(__file__).with_name("emulated_amx.h")
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is loaded meanwhile was compiled with emulated AMX."""
+    """Libraries loaded during these tests are compiled with emulated AMX."""
     with pytest.MonkeyPatch.context() as patch:
         use_compiler(tmp_path_factory.mktemp("tiles"), patch, f'exec c++ -include "{TILES}" "$@"')
         yield
@@ -50,7 +50,7 @@ def kernels(gemm: CompiledGemm) -> Kernels:
 @settings(max_examples=40, deadline=None)
 @given(case=cases([(HEAD_DIM, torch.bfloat16)]), window=windows)
 def test_attention_equals_the_reference(kernels: Kernels, case: AttentionCase, window: int | None) -> None:
-    """At any lengths, sizes of blocks, windows and groupings of heads; one alone gets the same bits."""
+    """Any lengths, block sizes, windows and head groups give the right result, alone with the same bits."""
     wanted = reference_output(case, window)
     got = paged_output(case, window, backend_with(kernels))
     assert (got - wanted).abs().max() <= 1e-5 + 4 * torch.finfo(torch.bfloat16).eps
@@ -62,7 +62,7 @@ def test_attention_equals_the_reference(kernels: Kernels, case: AttentionCase, w
 
 @pytest.mark.parametrize("num_rows", [1, 9, 150])
 def test_experts_are_those_of_torch(num_rows: int, gemm: CompiledGemm) -> None:
-    """For experts with a row and with more than two tiles of them."""
+    """Sums are right for an expert with one row and for one with more than two tiles."""
     packed, wide = packed_experts(experts_of(), gemm), experts_of().float()
     x, experts, weights = rows_of(num_rows, seed=1, skewed=True)
     assert distance(packed(x, experts, weights), wide(x.float(), experts, weights)) < 0.008
@@ -71,7 +71,7 @@ def test_experts_are_those_of_torch(num_rows: int, gemm: CompiledGemm) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("num_rows", [1, 7, 16, 17, 33, 65, 129])
 def test_a_product_is_the_plain_one(num_rows: int, gemm: CompiledGemm) -> None:
-    """For rows that fill tiles and rows that do not."""
+    """Products are right for rows that fill tiles and rows that do not."""
     plain = nn.Linear(1056, 200, dtype=torch.bfloat16)
     x = torch.randn(num_rows, 1056).bfloat16()
     exact = x.double() @ plain.weight.double().T + plain.bias.double()

@@ -1,4 +1,4 @@
-"""The worker's rows, built from deltas alone, always say what the scheduler knows in full."""
+"""The worker's rows, built only from deltas, always equal the scheduler's full state."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.worker.shadow import (
 
 
 class Shadow(SchedulerShadow):
-    """An input batch fed with the plans; sampled tokens are made up."""
+    """An input batch that gets the plans; sampled tokens are made up."""
 
     def __init__(self) -> None:
         super().__init__(LIMITS)
         self.batch = InputBatch(LIMITS.max_num_seqs, MAX_MODEL_LEN, BLOCK_SIZE, VOCAB_SIZE)
         self.num_read_at_once = 0
-        """Blocks that were read in the step that filled them."""
+        """The number of blocks that were read in the step that filled them."""
 
     def step(self) -> None:
         plan = self.scheduler.schedule(0.0)
@@ -42,7 +42,7 @@ class Shadow(SchedulerShadow):
         self.scheduler.update_from_output(plan, ModelRunnerOutput(inputs.req_ids, sampled), 0.0)
 
     def check(self, plan: SchedulerOutput, inputs: StepInputs) -> None:
-        """Compare every array with the scheduler's own requests and block tables."""
+        """Compares every array with the scheduler's own requests and block tables."""
         attention = inputs.attention
         assert sorted(inputs.req_ids) == sorted(plan.num_scheduled_tokens)
         assert attention.query_lens[: attention.num_decodes].tolist() == [1] * attention.num_decodes
@@ -67,8 +67,8 @@ class Shadow(SchedulerShadow):
         assert list(zip(inputs.sample_seqs.tolist(), inputs.sample_tokens.tolist(), strict=True)) == ready
 
     def check_order(self, inputs: StepInputs) -> None:
-        """Whoever reads a block that this step fills comes behind the one that fills it, and is a decode only
-        if that one is."""
+        """A sequence that reads a block filled in this step comes after the one that fills it, and is a
+        decode only if the other one is."""
         attention = inputs.attention
         ends = attention.seq_lens // BLOCK_SIZE
         starts = (attention.seq_lens - attention.query_lens) // BLOCK_SIZE
@@ -99,8 +99,8 @@ def test_preemption_is_part_of_it() -> None:
 
 
 def test_twins_read_what_the_first_of_them_computes() -> None:
-    """A prompt that ends one token behind a block, three times in a step: the second and the third compute
-    one token each, and are no decodes."""
+    """Of three equal prompts of a block and one token in one step, the second and third compute one token
+    each, and are not decodes."""
     shadow = Shadow()
     for _ in range(3):
         shadow.add(9)

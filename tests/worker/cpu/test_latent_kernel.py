@@ -1,4 +1,4 @@
-"""Attention over latents by the compiled kernel: with the CPU's own tiles, emulated ones, and none."""
+"""Attention over latents by the compiled kernel: with the CPU's own AMX, emulated AMX, and none."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @st.composite
 def cases(draw: st.DrawFn) -> AttentionCase:
-    """Decodes shortest first, around the bounds of parts, often followed by prompts."""
+    """Decodes shortest first, with lengths around the bounds of parts, often followed by prompts."""
     near_parts = st.sampled_from((1, 256, 1023, 1024, 1025, 2048, 2049))
     lengths = sorted(draw(st.lists(near_parts | st.integers(1, 3000), max_size=4)))
     prompt = st.tuples(st.integers(2, 20) | st.integers(2, 200), st.integers(0, 1500))
@@ -61,8 +61,7 @@ def cases(draw: st.DrawFn) -> AttentionCase:
 def test_equals_the_reference_alone_as_in_company(
     kernels: Kernels, case: AttentionCase, num_threads: int
 ) -> None:
-    """A few roundings off, and the same bits whoever else is in the batch and however many threads there
-    are."""
+    """Results are within a few roundings, and have the same bits in any batch with any number of threads."""
     together = latent_output(case, backend_with(kernels), VALUE_SIZE)
     error = (together - latent_reference(case, VALUE_SIZE)).abs().max()
     assert error <= 1e-5 + 4 * torch.finfo(torch.bfloat16).eps
@@ -79,7 +78,7 @@ def test_equals_the_reference_alone_as_in_company(
 
 
 def test_a_prefix_that_sequences_share_changes_no_bit(kernels: Kernels) -> None:
-    """Its parts are attended for one sequence after another, so that it is read once."""
+    """Sequences attend to the shared parts one after another, so that these are read once."""
     case = latent_case(
         torch.bfloat16, ((1, 2100), (1, 2500), (1, 3000)), num_heads=20, latent_size=HEAD_DIM, block_size=16
     )

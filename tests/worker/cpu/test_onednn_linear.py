@@ -1,4 +1,4 @@
-"""Packed weights compute what plain ones do, in the memory of plain ones, and nothing needs them."""
+"""Packed weights compute the same as plain ones, in equal memory, and are not required."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def resident_bytes() -> int:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_rows", [0, 1, 8, 33, 300])
 def test_a_packed_product_is_the_plain_one(num_rows: int, dtype: torch.dtype) -> None:
-    """For any number of rows, with and without a bias, and for sizes that fill no block of the layout."""
+    """Products are right for any number of rows, with and without bias, and for sizes that fill no block."""
     generator = torch.Generator().manual_seed(num_rows)
     for num_inputs, num_outputs in ((256, 512), (100, 1003)):
         weight = torch.randn(num_outputs, num_inputs, generator=generator).to(dtype)
@@ -55,7 +55,7 @@ def test_a_packed_product_is_the_plain_one(num_rows: int, dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_vectors", [64, 1003])
 def test_a_packed_table_is_still_a_table(num_vectors: int, dtype: torch.dtype) -> None:
-    """Each vector is found again, bit for bit, and multiplied as the plain table multiplies it."""
+    """Each vector is looked up bit for bit, and multiplied as in the plain table."""
     weight = torch.randn(num_vectors, 100, generator=torch.Generator().manual_seed(0)).to(dtype)
     plain, packed = Embedding(torch.nn.Parameter(weight, requires_grad=False)), OneDNNEmbedding(weight)
     ids = torch.arange(num_vectors).flip(0)
@@ -90,7 +90,7 @@ def test_a_weight_is_held_once(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_onednn")
 def test_nothing_needs_onednn(model_folders: ModelFolders) -> None:
-    """Where oneDNN is switched off the model loads, its weights stay plain, and its tokens are the same."""
+    """With oneDNN disabled the model loads, its weights stay plain, and its tokens are the same."""
     folder, prompt = model_folders("llama-yarn-tied"), random_tokens(30, seed=1)
     model = load_model(ModelConfig(model=str(folder))).model
     assert isinstance(model, Decoder)
@@ -99,6 +99,6 @@ def test_nothing_needs_onednn(model_folders: ModelFolders) -> None:
 
 
 def test_a_type_that_cannot_be_packed_is_served(model_folders: ModelFolders) -> None:
-    """float16, which few CPUs multiply in packed form, starts and answers like any other."""
+    """float16, which few CPUs multiply in packed form, works like any other type."""
     engine = SmallEngine(model_folders("llama"), dtype="float16")
     assert len(engine.generate(random_tokens(20, seed=2))) == 24

@@ -1,4 +1,4 @@
-"""Experts in compiled code: what they compute is what torch computes, expert by expert."""
+"""Experts in compiled code compute what torch computes, expert by expert."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.worker.parallel.ranks import LoneRank
 
 HIDDEN_SIZE, EXPERT_SIZE, NUM_EXPERTS, PER_TOKEN = 320, 96, 10, 3
 CLAMPED = ClampedGate(1.702, 1.0)
-"""gpt-oss's, with a limit that many numbers exceed."""
+"""gpt-oss's gate, with a limit that many numbers exceed."""
 
 
 def experts_of(
@@ -29,7 +29,7 @@ def experts_of(
     expert_size: int = EXPERT_SIZE,
     clamped: ClampedGate | None = None,
 ) -> Experts:
-    """Random experts, or those of a rank."""
+    """Random experts, or a rank's part of them."""
     routing = Routing(NUM_EXPERTS, PER_TOKEN, rounded=rounded)
     whole = SparseShape(expert_size, routing, clamped=clamped)
     shape = whole.of_rank(group.size, experts_by_rank=group.size > 1)
@@ -47,7 +47,7 @@ def experts_of(
 
 
 def rows_of(num_rows: int, seed: int, *, skewed: bool = False) -> tuple[torch.Tensor, ...]:
-    """Rows, the experts that they go to, and weights. ``skewed``: nearly all go to the same ones."""
+    """Rows, their experts, and weights. ``skewed``: nearly all rows have the same experts."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(num_rows, HIDDEN_SIZE, generator=generator).bfloat16()
     favor = torch.linspace(3.0 if skewed else 0.0, 0.0, NUM_EXPERTS)
@@ -70,8 +70,8 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
 def test_sums_are_those_of_torch(
     num_rows: int, seed: int, skewed: bool, rounded: bool, clamped: ClampedGate | None
 ) -> None:
-    """For few rows and for many, spread over all experts or crowded on some: nearer to torch in fp32 than
-    bf16 rounds."""
+    """For few rows and many, spread over all experts or crowded on some, sums err from torch's in fp32 by
+    less than bf16's rounding."""
     gemm = gemm_or_skip()
     plain = experts_of(rounded=rounded, clamped=clamped)
     wide = experts_of(rounded=rounded, clamped=clamped).float()
@@ -85,7 +85,7 @@ def test_sums_are_those_of_torch(
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_a_row_alone_is_as_in_company(num_threads: int, compiled: CompiledGemm) -> None:
-    """The same bits whichever rows share its experts, and however many threads there are."""
+    """A row gets the same bits whichever rows share its experts, with any number of threads."""
     packed = packed_experts(experts_of(), compiled)
     x, experts, weights = rows_of(200, seed=1, skewed=True)
     together = packed(x, experts, weights)
@@ -106,7 +106,7 @@ def test_a_row_alone_is_as_in_company(num_threads: int, compiled: CompiledGemm) 
 def test_quantized_experts_are_those_that_were_quantized(
     clamped: ClampedGate | None, bits: int, num_rows: int, compiled: CompiledGemm
 ) -> None:
-    """Against torch in fp32, with weights that were quantized alike."""
+    """Sums equal torch's in fp32 with equally quantized weights."""
     wide = experts_of(clamped=clamped).float()
     for weight in (wide.gate_up, wide.down):
         rows = weight.data.bfloat16().flatten(0, 1)
@@ -131,7 +131,7 @@ def dequantized(rows: torch.Tensor, bits: int) -> torch.Tensor:
 def test_ranks_with_some_experts_each_add_up(
     clamped: ClampedGate | None, num_rows: int, compiled: CompiledGemm
 ) -> None:
-    """By torch and by compiled code: a token none of whose experts a rank has gets zeros there."""
+    """With torch and with compiled code, a token without experts on a rank gets zeros there."""
     x, experts, weights = rows_of(num_rows, seed=3)
     wanted = experts_of(clamped=clamped).float()(x.float(), experts, weights)
     ranks = [LoneRank(rank, 2) for rank in range(2)]
@@ -143,7 +143,7 @@ def test_ranks_with_some_experts_each_add_up(
 
 
 def test_sizes_that_fill_no_unit_stay_as_they_are(compiled: CompiledGemm) -> None:
-    """They are torch's to multiply."""
+    """Torch multiplies these sizes."""
     plain = experts_of(expert_size=80)
     assert not fits_kernels(plain)
     assert packed_experts(plain, compiled) is plain

@@ -1,4 +1,4 @@
-"""Weights in bf16 as the compiled code reads them: nothing of them is lost, and they lie on large pages."""
+"""Weights in bf16 in the compiled code's layout: no number is lost, and they are on large pages."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def random_bf16(*shape: int) -> torch.Tensor:
 @torch.inference_mode()
 @pytest.mark.parametrize("num_rows", [0, 1, 6, 7, 8, 12, 13, 17, 33, 64, 65, 300])
 def test_a_product_is_the_plain_one(num_rows: int, compiled: CompiledGemm) -> None:
-    """For any number of rows, with and without a bias, for outputs that fill no block, and for those whose
-    rows are laid out in several parts."""
+    """Products are right for any number of rows, with and without bias, for outputs that fill no block, and
+    for rows laid out in several parts."""
     for num_outputs, num_inputs in ((64, 256), (200, 1056), (1003, 96), (2500, 64)):
         for bias in (True, False):
             plain = nn.Linear(num_inputs, num_outputs, bias=bias, dtype=torch.bfloat16)
@@ -48,7 +48,7 @@ def test_a_product_is_the_plain_one(num_rows: int, compiled: CompiledGemm) -> No
 @torch.inference_mode()
 @pytest.mark.parametrize("num_vectors", [64, 1003, 5003])
 def test_a_table_is_still_a_table(num_vectors: int, compiled: CompiledGemm) -> None:
-    """Each vector is found again, bit for bit, and multiplied with."""
+    """Each vector is looked up bit for bit, and multiplied."""
     weight = random_bf16(num_vectors, 96)
     table = interleaved_embedding(Embedding(nn.Parameter(weight, requires_grad=False)), compiled)
     assert isinstance(table, PackedEmbedding)
@@ -67,7 +67,7 @@ def test_inputs_that_fill_no_word_stay_plain(compiled: CompiledGemm) -> None:
 
 @pytest.mark.slow
 def test_large_pages_hold_what_small_ones_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of tensors that are a multiple of a large page, that are not, and that are smaller than one."""
+    """Tensors keep their numbers, whether they are a multiple of a large page, not a multiple, or smaller."""
     monkeypatch.setattr(memory, "BACKGROUND_DELAY_S", 0.0)
     numbers = [LARGE_PAGE, 3 * LARGE_PAGE + 4096, LARGE_PAGE // 2]
     tensors = [empty_pages((number // 4,), torch.int32) for number in numbers]
@@ -92,7 +92,7 @@ def moves_to_large_pages() -> bool:
 
 
 def large_bytes_at(address: int) -> int:
-    """Of the mapping that an address is in, what lies in large pages."""
+    """Bytes on large pages in the mapping that holds the address."""
     mappings = re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(encoding="ascii"))
     for mapping in mappings:
         begin, end = (int(part, 16) for part in mapping.split(maxsplit=1)[0].split("-"))

@@ -1,4 +1,4 @@
-"""Attention by the compiled kernel: what it computes, how it is built, and what comes where it cannot be."""
+"""Attention by the compiled kernel: its results, its build, and the fallback where it cannot be built."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
 
 SHAPES = ((128, torch.bfloat16), (80, torch.bfloat16), (96, torch.float32))
-"""Pairs of head_dim and type: the widest vectors with and without AVX512_BF16, and half as wide
-ones."""
+"""Pairs of head_dim and type: the widest vectors with and without AVX512_BF16, and half as wide ones."""
 SELECTION_LOGGER = "engine.worker.attention.selection"
 
 pytestmark = [
@@ -46,14 +45,14 @@ pytestmark = [
 
 
 class Kernels(Protocol):
-    """The kernel of a shape, built once per session."""
+    """Returns the kernel of a shape, built once per session."""
 
     def __call__(self, head_dim: int, dtype: torch.dtype) -> CpuKernel: ...
 
 
 @pytest.fixture(scope="session")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    """Built at once, into a cache of their own."""
+    """Kernels built in parallel, in a separate cache."""
     cache = str(tmp_path_factory.mktemp("cache"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", cache)
@@ -64,7 +63,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
 
 @st.composite
 def cases(draw: st.DrawFn, shapes: Sequence[tuple[int, torch.dtype]] = SHAPES) -> AttentionCase:
-    """Decodes shortest first, often followed by prompts; all that a model may choose."""
+    """Decodes shortest first, often followed by prompts; with all that a model may choose."""
     head_dim, dtype = draw(st.sampled_from(shapes))
     num_kv_heads = draw(st.integers(1, 3))
     near_parts = st.sampled_from((1, 2, 255, 256, 257, 512, 513))
@@ -88,8 +87,8 @@ windows = st.none() | st.sampled_from((1, 256, 257)) | st.integers(1, 800)
 @settings(max_examples=40, deadline=None)
 @given(case=cases(), window=windows)
 def test_equals_the_reference_and_torch(kernels: Kernels, case: AttentionCase, window: int | None) -> None:
-    """At any lengths, block tables, windows and groupings of heads, decodes are off by one rounding of their
-    type, prompts by a few, and the pool holds afterwards what torch would have left there."""
+    """With any lengths, block tables, windows and head groups, decodes err by at most one rounding of their
+    type, prompts by a few, and the pool then equals torch's."""
     wanted, pool = reference_output(case, window), case.pool.clone()
     got = paged_output(case, window, backend_with(kernels))
     eps = torch.finfo(case.pool.dtype).eps
@@ -106,7 +105,7 @@ def test_equals_the_reference_and_torch(kernels: Kernels, case: AttentionCase, w
 def test_alone_as_in_company(
     kernels: Kernels, case: AttentionCase, window: int | None, num_threads: int
 ) -> None:
-    """A sequence gets the same bits whoever else is in the batch, and however many threads there are."""
+    """A sequence gets the same bits whatever else is in the batch, and with any number of threads."""
     together = paged_output(case, window, backend_with(kernels))
     has_prefill = kernels(case.pool.shape[-1], case.pool.dtype).has_prefill
     before = torch.get_num_threads()
@@ -126,7 +125,7 @@ def test_alone_as_in_company(
 def test_what_lies_before_a_window_may_be_anything(
     kernels: Kernels, case: AttentionCase, window: int
 ) -> None:
-    """Blocks that went to another sequence, whose numbers are none, change no bit."""
+    """NaN in blocks that went to another sequence changes no bit."""
     wanted = paged_output(replace(case, pool=case.pool.clone()), window, backend_with(kernels))
     assert torch.equal(paged_output(with_stale_blocks(case, window), window, backend_with(kernels)), wanted)
 
@@ -134,7 +133,7 @@ def test_what_lies_before_a_window_may_be_anything(
 @settings(max_examples=40, deadline=None)
 @given(case=cases(), chunk=st.sampled_from((1, 16, 255, 256)) | st.integers(1, 800))
 def test_a_chunk_is_all_that_its_tokens_see(kernels: Kernels, case: AttentionCase, chunk: int) -> None:
-    """What lies before the chunk of a sequence's first new token may be anything, even NaN."""
+    """Keys before the chunk of a sequence's first new token may be anything, even NaN."""
     wanted = reference_output(case, None, chunk=chunk)
     got = paged_output(replace(case, pool=case.pool.clone()), None, backend_with(kernels), chunk=chunk)
     eps = torch.finfo(case.pool.dtype).eps
@@ -163,7 +162,7 @@ def test_soft_caps_and_sinks(
 
 
 def test_a_prefix_that_sequences_share_changes_no_bit(kernels: Kernels) -> None:
-    """Its parts are attended for one sequence after another, so that it is read once."""
+    """Sequences attend to the shared parts one after another, so that these are read once."""
     case = make_case(
         num_kv_heads=2, dtype=torch.bfloat16, head_dim=128, lengths=((1, 300), (1, 513), (1, 700))
     )
@@ -186,7 +185,7 @@ def backend_with(kernels: Kernels) -> type[AttentionBackend]:
 
 
 def only(case: AttentionCase, row: int, tokens: slice) -> AttentionCase:
-    """One sequence of the case, alone."""
+    """A case with one sequence of this one."""
     part = slice(row, row + 1)
     batch = case.batch
     alone = AttentionBatch(
@@ -201,7 +200,7 @@ def only(case: AttentionCase, row: int, tokens: slice) -> AttentionCase:
     return replace(case, batch=alone, query=query, key=key, value=value)
 
 
-# ---- how it is built, seen through an engine
+# ---- how it is built, tested through an engine
 
 
 @pytest.fixture
@@ -222,7 +221,7 @@ def use_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -
 
 
 def greedy_tokens(folder: Path, prompt: list[int], attention_backend: str = "auto") -> list[int]:
-    """By an engine that is started for this."""
+    """Starts an engine and returns its greedy tokens."""
     llm = LLM(
         str(folder),
         multiprocess=False,
@@ -241,7 +240,7 @@ def greedy_tokens(folder: Path, prompt: list[int], attention_backend: str = "aut
 def test_it_is_compiled_once(
     model_folders: ModelFolders, compiler_runs: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first start compiles, the second finds it in the cache; both say so and give the right tokens."""
+    """The first start compiles, the second loads from the cache; both log it and give the right tokens."""
     folder, prompt = model_folders("qwen3"), random_tokens(30, seed=1)
     expected = Reference(folder).greedy(prompt, 8)
     with caplog.at_level(logging.INFO, SELECTION_LOGGER):
@@ -253,7 +252,7 @@ def test_it_is_compiled_once(
 
 
 def test_it_can_be_switched_off(model_folders: ModelFolders, compiler_runs: Path) -> None:
-    """With attention_backend torch no compiler runs, and the tokens are the same; another name is refused."""
+    """With attention_backend torch no compiler runs, and tokens are the same; unknown names are refused."""
     folder, prompt = model_folders("qwen3"), random_tokens(30, seed=1)
     tokens = greedy_tokens(folder, prompt, attention_backend="torch")
     assert tokens == Reference(folder).greedy(prompt, 8)
@@ -270,7 +269,7 @@ def test_a_broken_compiler_costs_a_log_line(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A compiler that fails, or that writes nothing, starts the engine with torch: one line, right tokens."""
+    """If the compiler fails or writes nothing, the engine starts with torch: one log line, right tokens."""
     use_compiler(tmp_path, monkeypatch, script)
     folder, prompt = model_folders("qwen3"), random_tokens(30, seed=1)
     assert greedy_tokens(folder, prompt) == Reference(folder).greedy(prompt, 8)
@@ -281,7 +280,7 @@ def test_a_broken_compiler_costs_a_log_line(
 def test_without_a_compiler_there_is_torch(
     model_folders: ModelFolders, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A machine without one serves the same tokens and names what is missing."""
+    """A machine without a compiler serves the same tokens and logs what is missing."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     folder, prompt = model_folders("qwen3"), random_tokens(30, seed=1)
     assert greedy_tokens(folder, prompt) == Reference(folder).greedy(prompt, 8)
@@ -289,7 +288,7 @@ def test_without_a_compiler_there_is_torch(
 
 
 def test_builders_at_once_do_not_disturb_each_other(compiler_runs: Path, tmp_path: Path) -> None:
-    """Starts at the same moment all get their kernel, compile it once, and leave one file behind."""
+    """Concurrent starts all get their kernel, compile it once, and leave one file behind."""
     with ThreadPoolExecutor(2) as pool:
         kernels = list(pool.map(lambda _: CpuKernel.load(8, torch.float32), range(2)))
     assert len(kernels) == 2
@@ -300,7 +299,7 @@ def test_builders_at_once_do_not_disturb_each_other(compiler_runs: Path, tmp_pat
 def test_a_damaged_file_in_the_cache_is_built_anew(
     compiler_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cannot be loaded is replaced, once."""
+    """A file that cannot be loaded is replaced, once."""
     CpuKernel.load(8, torch.float32)
     [built] = (tmp_path / "cache" / "continuum").iterdir()
     damaged = tmp_path / "other" / "continuum" / built.name
@@ -313,7 +312,7 @@ def test_a_damaged_file_in_the_cache_is_built_anew(
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(compiler_runs: Path, tmp_path: Path) -> None:
-    """Each start then builds for itself and leaves nothing behind."""
+    """Each start then compiles its own kernel and leaves nothing behind."""
     (tmp_path / "cache").write_text("not a folder")
     for _ in range(2):
         CpuKernel.load(8, torch.float32)
@@ -322,6 +321,6 @@ def test_a_cache_that_cannot_be_written_is_done_without(compiler_runs: Path, tmp
 
 @pytest.mark.parametrize(("head_dim", "dtype"), [(128, torch.float16), (100, torch.float32)])
 def test_what_it_cannot_do_is_said(head_dim: int, dtype: torch.dtype) -> None:
-    """Types and sizes that have no code are refused before anything is compiled."""
+    """Unsupported types and sizes are refused before anything is compiled."""
     with pytest.raises(KernelUnavailable, match=f"head size {head_dim}"):
         CpuKernel.load(head_dim, dtype)

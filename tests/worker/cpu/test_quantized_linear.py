@@ -1,4 +1,4 @@
-"""Weights quantized to 8 and 4 bits: what the format says, and a whole model as transformers computes it."""
+"""Weights quantized to 8 and 4 bits follow the format, and a whole model equals transformers' own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.worker.cpu.test_onednn_linear import resident_bytes
 from tests.worker.generation import Reference, random_tokens
 
 WITHIN = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (2e-2, 1e-2), torch.float16: (2e-3, 2e-3)}
-"""How far a result may be from that in 64 bits: relative, absolute."""
+"""The allowed error of a result against 64 bits: relative, absolute."""
 DTYPES = tuple(WITHIN)
 CPU = torch.device("cpu")
 
@@ -51,7 +51,7 @@ def made(num_outputs: int, num_inputs: int, dtype: torch.dtype, *, bias: bool = 
 
 @pytest.fixture(params=["torch", "compiled"])
 def gemm(request: pytest.FixtureRequest) -> CompiledGemm | None:
-    """What multiplies; None: torch."""
+    """The compiled GEMM, or None for torch."""
     if request.param == "torch":
         return None
     found: CompiledGemm = request.getfixturevalue("compiled")
@@ -65,7 +65,7 @@ def types_of(gemm: CompiledGemm | None) -> tuple[torch.dtype, ...]:
 @torch.inference_mode()
 @pytest.mark.parametrize("num_rows", [0, 1, 6, 7, 8, 12, 13, 17, 33, 64, 65, 300])
 def test_a_product_is_that_of_the_rounded_weight(num_rows: int, gemm: CompiledGemm | None) -> None:
-    """For any number of rows, with and without a bias, whatever the sizes."""
+    """Products are right for any number of rows, with and without bias, for all sizes."""
     for dtype in types_of(gemm):
         for num_outputs, num_inputs in ((64, 256), (1003, 96), (96, 320)):
             plain = made(num_outputs, num_inputs, dtype)
@@ -83,7 +83,7 @@ def test_a_product_is_that_of_the_rounded_weight(num_rows: int, gemm: CompiledGe
 
 @torch.inference_mode()
 def test_the_bits_of_a_row_are_its_own(compiled: CompiledGemm) -> None:
-    """Alone, among a few and among many a row gets the same, however many threads there are. Not by torch."""
+    """A row gets the same bits alone, among few and among many, with any number of threads (not in torch)."""
     plain = made(192, 640, torch.bfloat16)
     x = torch.randn(600, 640).bfloat16()
     before = torch.get_num_threads()
@@ -105,7 +105,7 @@ def test_the_bits_of_a_row_are_its_own(compiled: CompiledGemm) -> None:
 
 
 def test_what_the_compiled_code_does_not_know_is_multiplied_by_torch(gemm: CompiledGemm | None) -> None:
-    """Other types, and inputs that fill no group."""
+    """Torch multiplies other types, and inputs that fill no group."""
     assert compiled_gemm(32, CPU, torch.float32) is None
     plain = made(64, 48, torch.bfloat16)
     assert isinstance(int8_linear(plain, gemm), Int8Linear)
@@ -117,7 +117,7 @@ def test_what_the_compiled_code_does_not_know_is_multiplied_by_torch(gemm: Compi
 
 @torch.inference_mode()
 def test_a_table_finds_what_it_multiplies_with(gemm: CompiledGemm | None) -> None:
-    """Each vector is the quantized one, looked up and multiplied alike, though quantized in parts."""
+    """Looked-up and multiplied vectors are the same quantized ones, although quantized in parts."""
     for dtype in types_of(gemm):
         weight = made(5003, 64, dtype).weight
         table = int8_embedding(Embedding(nn.Parameter(weight, requires_grad=False)), gemm)
@@ -145,7 +145,7 @@ def test_nothing_but_zeros_stays_nothing(gemm: CompiledGemm | None) -> None:
 def test_the_tokens_are_those_of_transformers(
     quantization: str, name: str, model_folders: ModelFolders
 ) -> None:
-    """With the same quantized weights, tied or not, with biases or without."""
+    """Tokens are transformers' with the same quantized weights, tied or not, with biases or without."""
     reference = Reference(model_folders(name))
     round_weights(reference.model, quantization, torch.float32)
     prompt = random_tokens(30, seed=3)
@@ -157,7 +157,7 @@ def test_the_tokens_are_those_of_transformers(
 @pytest.mark.slow
 @pytest.mark.parametrize(("quantization", "share"), [("int8", 0.6), ("int4", 0.5)])
 def test_rounded_weights_take_less_memory(quantization: str, share: float, tmp_path: Path) -> None:
-    """Of what the weights would take in 16 bits; the head and the embedding stay at 8."""
+    """Quantized weights take at most this share of 16-bit ones; head and embedding have 8 bits."""
     sizes = {"hidden_size": 512, "intermediate_size": 3072, "num_hidden_layers": 8, "vocab_size": 32768}
     config = AutoConfig.for_model(
         "qwen3", **sizes, num_attention_heads=8, num_key_value_heads=4, head_dim=64, tie_word_embeddings=True
@@ -175,14 +175,14 @@ def test_rounded_weights_take_less_memory(quantization: str, share: float, tmp_p
 
 
 def _wait_for_pools_of_other_tests() -> None:
-    """Their pages come in the background, and count as this process's."""
+    """Waits: pages of pools arrive in the background, and count as this process's memory."""
     for thread in threading.enumerate():
         if thread.name == "populate":
             thread.join()
 
 
 def test_what_cannot_be_rounded_is_said(model_folders: ModelFolders) -> None:
-    """One sentence that names the field: for a kind there is not, and for a model that is not ours."""
+    """An unknown kind, and a model without native code, are refused in one sentence that names the field."""
     with pytest.raises(ConfigError, match="quantization must be one of int8, int4, got 'int3'"):
         LLM(str(model_folders("llama")), quantization="int3")
     with pytest.raises(ConfigError, match="quantization: int8 needs a model with a native"):

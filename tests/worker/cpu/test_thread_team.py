@@ -1,4 +1,4 @@
-"""The number of threads of a step, on a machine whose speed and whose other work are given."""
+"""The number of threads of a step, on a machine with given speed and other work."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ WORK_S = 0.02
 
 @dataclass
 class Machine:
-    """Steps take their work by the number of threads; a full team's take ``stall`` times as long, in which
-    its first thread works no more than without other work."""
+    """A machine that divides a step's work by the number of threads; a step of the full team takes ``stall``
+    times as long, in which its first thread works no longer than without other work."""
 
     stall: float = 1.0
     work_s: float = WORK_S
@@ -45,7 +45,7 @@ def test_alone_it_is_always_all() -> None:
 
 
 def test_where_one_is_kept_from_its_core_the_others_do_without() -> None:
-    """After a few steps, and of many steps the few trials of all threads cost little."""
+    """After a few steps one thread is left out, and over many steps the few trials of all cost little."""
     machine = Machine(stall=3.0)
     sizes = run(machine, machine.team(), 1000)
     assert 1 in sizes[:5]
@@ -62,7 +62,7 @@ def test_with_the_core_back_it_is_all_again() -> None:
 
 
 def test_what_was_measured_a_while_ago_is_of_no_use() -> None:
-    """The next step is computed by all, however clear it was that fewer were better."""
+    """After a while the next step uses all threads, however clearly fewer were better."""
     machine = Machine(stall=3.0)
     team = machine.team()
     assert run(machine, team, 100)[-1] == 1
@@ -83,13 +83,13 @@ def test_one_stall_means_nothing() -> None:
 
 
 def test_short_steps_are_computed_by_all() -> None:
-    """That a thread has to be woken makes more of them than other work does."""
+    """In short steps, waking a thread costs more than other work does."""
     machine = Machine(stall=3.0, work_s=0.003)
     assert set(run(machine, machine.team(), 1000)) == {2}
 
 
 def test_all_stay_where_fewer_would_be_slower() -> None:
-    """Others wait, but less than a thread is worth: fewer are tried, less and less often."""
+    """The stall costs less than a thread brings: fewer are tried less and less often."""
     machine = Machine(stall=1.5)
     sizes = run(machine, machine.team(), 1000)
     assert 0 < sizes[:100].count(1) < 10
@@ -97,7 +97,7 @@ def test_all_stay_where_fewer_would_be_slower() -> None:
 
 
 def test_steps_of_each_size_have_a_number_of_their_own() -> None:
-    """Large steps that are stalled say nothing of small ones that are not."""
+    """Stalls of large steps do not affect small ones."""
     machine = Machine(stall=3.0)
     team = machine.team()
     assert set(run(machine, team, 50, num_tokens=300)[-5:]) == {1}

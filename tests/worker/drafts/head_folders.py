@@ -1,5 +1,5 @@
 """Folders of heads, made for a small model: with random weights, or always right for a model whose layers add
-nothing, so that what it says depends on the last token alone."""
+nothing, so that its next token depends on the last one alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tensors_of(folder: Path) -> Tensors:
 
 
 def silence(folder: Path) -> Path:
-    """Let the layers of a model add nothing to the residual stream."""
+    """Makes the layers of a model add nothing to the residual stream."""
     tensors = tensors_of(folder)
     for name, tensor in tensors.items():
         if "o_proj" in name or "down_proj" in name:
@@ -30,8 +30,7 @@ def silence(folder: Path) -> Path:
 
 
 def sharpen(folder: Path, factor: float = 64.0) -> Path:
-    """Let a model be sure of what it says, where a random one finds all tokens nearly as likely: the token
-    that it favours stays the same."""
+    """Makes a model sure of its likeliest token, which stays; to a random one all are nearly as likely."""
     tensors = tensors_of(folder)
     tensors["lm_head.weight" if "lm_head.weight" in tensors else "model.norm.weight"] *= factor
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -39,7 +38,7 @@ def sharpen(folder: Path, factor: float = 64.0) -> Path:
 
 
 def random_numbers(seed: int) -> Callable[..., torch.Tensor]:
-    """Draws tensors by shape: matrices keep the scale of what they are multiplied with."""
+    """Draws tensors by shape: matrices keep the scale of their inputs."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -50,7 +49,7 @@ def random_numbers(seed: int) -> Callable[..., torch.Tensor]:
 
 
 def eagle_folder(folder: Path, tensors: Tensors, **fields: object) -> Path:
-    """A folder of an EAGLE head with these tensors."""
+    """Writes the folder of an EAGLE head with these tensors."""
     folder.mkdir()
     config = {
         "architectures": ["LlamaForCausalLMEagle"],
@@ -95,7 +94,7 @@ def random_eagle(folder: Path) -> Path:
 
 
 def right_eagle(folder: Path, model: Path) -> Path:
-    """The head that says what a silent model says of the next token."""
+    """Writes the head that predicts a silent model's next token."""
     draw, norm = random_numbers(4), tensors_of(model)["model.norm.weight"]
     fuse = torch.cat((torch.diag(norm), torch.zeros(HIDDEN, HIDDEN)), dim=1)
     layer = layer_tensors(draw, "layers.0.")
@@ -106,7 +105,7 @@ def right_eagle(folder: Path, model: Path) -> Path:
 
 
 def random_eagle3(folder: Path, num_tokens: int = 300) -> Path:
-    """A head whose vocabulary has every token of the first ones but one in three."""
+    """Writes a head whose vocabulary is the first ``num_tokens`` tokens that 3 does not divide."""
     draw = random_numbers(5)
     kept = torch.tensor([token for token in range(512) if token % 3][:num_tokens])
     tensors = {
@@ -124,8 +123,7 @@ def random_eagle3(folder: Path, num_tokens: int = 300) -> Path:
 
 
 def add_prediction_layer(model: Path, *, right: bool) -> Path:
-    """Give a model a layer for multi-token prediction, like its last one; ``right``: always right if the
-    model is silent."""
+    """Adds a layer for multi-token prediction, like the model's last one; ``right``: right if silent."""
     tensors, draw = tensors_of(model), random_numbers(6)
     num_layers = json.loads((model / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
     last, new = f"model.layers.{num_layers - 1}.", f"model.layers.{num_layers}."

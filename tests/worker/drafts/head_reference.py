@@ -1,4 +1,4 @@
-"""What heads draft, computed from layers of transformers over whole sequences, without any cache."""
+"""Drafts of heads, computed with layers of transformers over whole sequences, without any cache."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from tests.worker.drafts.head_folders import Tensors, tensors_of
 
 Head = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Embeddings of the next tokens and hidden states, [num_tokens, size] each -> what the LM head reads, and
-what the head reads when it goes on."""
+"""Embeddings of the next tokens and hidden states, [num_tokens, size] each -> the input of the LM head, and
+the head's hidden states for its next draft."""
 
 
 @dataclass
@@ -28,13 +28,13 @@ class Reference:
     model: Any
     head: Head
     say: Callable[[torch.Tensor], torch.Tensor]
-    """What the LM head reads -> the likeliest token."""
+    """The input of the LM head -> the likeliest token."""
     layers: tuple[int, ...] = ()
     fuse: torch.Tensor | None = None
 
     @torch.no_grad()
     def drafts(self, tokens: list[int], count: int) -> list[int]:
-        """What the head drafts behind these tokens."""
+        """The head's drafts after these tokens."""
         output = self.model(torch.tensor([tokens]), output_hidden_states=True)
         states = output.hidden_states
         hidden = states[-1][0, :-1]
@@ -113,7 +113,7 @@ def eagle3_reference(model_folder: Path, folder: Path) -> Reference:
 
 
 def prediction_reference(folder: Path) -> Reference:
-    """Of a DeepSeek-V3 or a GLM-4.5 that has a layer for multi-token prediction."""
+    """A reference for a DeepSeek-V3 or a GLM-4.5 with a layer for multi-token prediction."""
     tensors, model = tensors_of(folder), _model(folder)
     config = model.config
     prefix, last = f"model.layers.{config.num_hidden_layers}.", config.num_hidden_layers - 1
@@ -136,7 +136,7 @@ def prediction_reference(folder: Path) -> Reference:
 
 
 def _fused(own: Tensors) -> Tensors:
-    """Experts as transformers has them in memory."""
+    """Experts in transformers' memory layout."""
     count = len({name.split(".")[2] for name in own if name.startswith("mlp.experts.")})
     fused = dict(own)
     of = [

@@ -1,4 +1,4 @@
-"""An executor that notes what the worker drafts, and what the model then says in its place."""
+"""An executor that records the worker's drafts, and the model's tokens in their places."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from engine.worker.executor import UniProcExecutor
 
 @dataclass
 class DraftRecord:
-    """What was said and drafted, by request."""
+    """Sampled tokens and drafts, by request."""
 
     said: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     drafted: list[tuple[str, int, list[int]]] = field(default_factory=list)
-    """Request, how many tokens it had said, and the drafts of what comes then."""
+    """Request, its number of sampled tokens, and the drafts of the next ones."""
 
     chances: list[Sequence[float]] = field(default_factory=list)
-    """Of each entry's drafts."""
+    """Chances of each entry's drafts."""
 
     def note(self, output: ModelRunnerOutput) -> None:
         for req_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True):
@@ -31,7 +31,7 @@ class DraftRecord:
             self.chances.append(drafts.chances)
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Each drafted token with the one that was then said; only while the drafts before it were right."""
+        """Pairs of drafted and sampled token, up to the first wrong draft of each entry."""
         compared = []
         for req_id, start, drafts in self.drafted:
             for drafted, said in zip(drafts, self.said[req_id][start:], strict=False):
@@ -46,7 +46,7 @@ class DraftRecord:
 
 
 class RecordingExecutor(UniProcExecutor):
-    """A UniProcExecutor with a record, the last one of which is kept."""
+    """A UniProcExecutor with a record; ``last`` is the latest one."""
 
     last: RecordingExecutor
 

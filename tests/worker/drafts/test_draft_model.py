@@ -1,4 +1,4 @@
-"""A small model drafts: what it says, what it costs in the pool, and what it refuses."""
+"""A small model as drafter: its drafts, its cost in the pool, and its limits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another small model of the same vocabulary."""
+    """Another small model with the same vocabulary."""
     path = tmp_path_factory.mktemp("models") / "other"
     return sharpen(make_model_folder(path, num_layers=1, seed=5))
 
@@ -73,7 +73,7 @@ SETUPS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("setup", SETUPS)
 def test_a_model_that_drafts_for_itself_is_right(setup: str, model: Path) -> None:
-    """Its drafts are what the model then says, whatever a step holds, and steps are saved."""
+    """All drafts are accepted, whatever a step holds, and steps are saved."""
     options = SETUPS[setup]
     plain = _tokens(_llm(model, None, **options), PROMPTS)
     num_steps = RecordingExecutor.last.num_steps
@@ -86,22 +86,21 @@ def test_a_model_that_drafts_for_itself_is_right(setup: str, model: Path) -> Non
 
 
 def test_a_step_brings_a_token_more_than_drafts(model: Path) -> None:
-    """Behind the prefill, which brings one."""
+    """After the prefill, which yields one token, each step yields the drafts and one more."""
     params = SamplingParams(temperature=0.0, max_tokens=41, ignore_eos=True)
     _tokens(_llm(model, model), PROMPTS[:1], params)
     assert RecordingExecutor.last.num_steps == 1 + 40 // (NUM_DRAFTS + 1)
 
 
 def test_drafts_in_16_bits_are_nearly_all_right(model: Path) -> None:
-    """A step of several tokens rounds otherwise than one of a single token, so that not every draft is what
-    the same model then says."""
+    """Not every draft is right, because a step of several tokens rounds differently from one of one."""
     _tokens(_llm(model, model, dtype="bfloat16"), PROMPTS)
     assert RecordingExecutor.last.record.accepted_share() > 0.95
 
 
 @pytest.mark.parametrize("setup", SETUPS)
 def test_a_model_that_is_always_wrong_changes_nothing(setup: str, model: Path, other: Path) -> None:
-    """Greedy tokens are those without drafts when nearly all drafts are rejected."""
+    """Greedy tokens equal those without drafts although nearly all drafts are rejected."""
     options = SETUPS[setup]
     plain = _tokens(_llm(model, None, **options), PROMPTS)
     assert _tokens(_llm(model, other, **options), PROMPTS) == plain
@@ -111,8 +110,8 @@ def test_a_model_that_is_always_wrong_changes_nothing(setup: str, model: Path, o
 
 
 def test_sampled_tokens_with_seeds_stay_the_same(tmp_path: Path) -> None:
-    """With a seed each place has its own random number, whether it is verified or not. Of a model that is
-    not sure some drafts are right."""
+    """With a seed each place has its own random number, whether it is verified or not. Some drafts of an
+    unsure model are right."""
     unsure = sharpen(make_model_folder(tmp_path / "unsure"), 4.0)
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=11, max_tokens=40, ignore_eos=True)
     plain = _tokens(_llm(unsure, None), PROMPTS, params)
@@ -123,8 +122,8 @@ def test_sampled_tokens_with_seeds_stay_the_same(tmp_path: Path) -> None:
 
 
 def test_chances_are_the_draft_models_own(tmp_path: Path) -> None:
-    """The product of its probabilities of the drafts up to each; none is drafted behind one that nobody
-    would verify."""
+    """A chance is the product of the model's probabilities up to that draft; drafting stops after one that is
+    too unlikely to be verified."""
     folder = sharpen(make_model_folder(tmp_path / "unsure"), 4.0)
     _tokens(_llm(folder, folder), PROMPTS[:1])
     record = RecordingExecutor.last.record
@@ -142,7 +141,7 @@ def test_chances_are_the_draft_models_own(tmp_path: Path) -> None:
 
 
 def test_an_aborted_request_leaves_the_drafters_kv_right(model: Path) -> None:
-    """Its row and its blocks are others' then, and whoever has its prompt finds what it computed."""
+    """Another request gets its row and its blocks, and a request with its prompt hits its computed KV."""
     with _llm(model, model, max_num_seqs=2, max_num_batched_tokens=32) as llm:
         engine = llm.engine
         for index, prompt in enumerate(PROMPTS):
@@ -159,7 +158,7 @@ def test_an_aborted_request_leaves_the_drafters_kv_right(model: Path) -> None:
 
 
 def test_a_prefix_that_is_found_has_the_drafters_kv_too(model: Path) -> None:
-    """A second turn finds the first one's blocks, prompt and answer, and its drafts are right at once."""
+    """A second turn hits the first one's blocks, prompt and answer, and its drafts are right at once."""
     with _llm(model, model) as llm:
         for prompt in PROMPTS[:3]:
             answer = list(llm.generate([prompt], GREEDY)[0].outputs[0].token_ids)
@@ -171,7 +170,7 @@ def test_a_prefix_that_is_found_has_the_drafters_kv_too(model: Path) -> None:
 
 
 def test_another_tier_has_the_drafters_kv_too(model: Path) -> None:
-    """What comes back from host memory is loaded for both models."""
+    """KV from host memory is loaded for both models."""
     prompts = [[(11 * seed + i) % 400 for i in range(90)] for seed in range(4)]
     with _llm(
         model, model, num_gpu_blocks_override=12, max_model_len=144, num_host_blocks_override=64
@@ -185,7 +184,7 @@ def test_another_tier_has_the_drafters_kv_too(model: Path) -> None:
 
 
 def test_the_drafters_kv_is_within_the_memory_that_is_given(model: Path, other: Path) -> None:
-    """``kv_cache_memory_bytes`` is the size of both parts together."""
+    """``kv_cache_memory_bytes`` is the size of both models' KV together."""
     given = 1_000_000
     blocks = {}
     for draft in (None, other, model):
@@ -199,18 +198,18 @@ def test_the_drafters_kv_is_within_the_memory_that_is_given(model: Path, other: 
 
 
 def test_what_cannot_draft_is_refused(model: Path, tmp_path: Path) -> None:
-    """In one sentence that names the draft model, or the option it does not go with."""
+    """Unsuitable models are refused in one sentence that names the model, or an option that excludes it."""
     larger = make_model_folder(tmp_path / "larger", vocab_size=600)
     with pytest.raises(ConfigError, match="different vocabularies"):
         _llm(model, larger)
     window = make_model_folder(tmp_path / "window", "mistral", extra_config={"sliding_window": 12})
-    with pytest.raises(ConfigError, match="do not attend to everything"):
+    with pytest.raises(ConfigError, match="layers without full attention"):
         _llm(model, window)
-    with pytest.raises(ConfigError, match="a layer that attends to everything"):
+    with pytest.raises(ConfigError, match="a layer with full attention"):
         _llm(window, model)
     with pytest.raises(ConfigError, match="does not exist"):
         _llm(model, tmp_path / "nothing")
-    with pytest.raises(ConfigError, match="method draft_model drafts beside one rank only"):
+    with pytest.raises(ConfigError, match="method draft_model supports only one rank"):
         _llm(model, model, tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="needs a model"):
         SpeculativeConfig(method="draft_model")
@@ -221,7 +220,7 @@ def test_what_cannot_draft_is_refused(model: Path, tmp_path: Path) -> None:
 def test_its_trace_is_decided_the_same_again(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A replay asks no drafter, and leaves as much room for its KV."""
+    """A replay runs no drafter, but reserves the memory of its KV."""
     path = tmp_path / "trace.jsonl"
     _tokens(_llm(model, model, **SETUPS["preemption"], trace_path=str(path)), PROMPTS)
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Heads that draft from hidden states: what they compute, how they are loaded, and which are refused."""
+"""Heads that draft from hidden states: their drafts, their loading, and the refused ones."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _with_prediction(path: Path, variant: str, *, right: bool) -> Path:
 
 
 def _drafts_are_those_of(reference: Reference, outputs: list[list[int]]) -> None:
-    """Every draft of every step is what the reference drafts there."""
+    """Asserts that every draft of every step is the reference's."""
     record = RecordingExecutor.last.record
     prompt_of = {tuple(tokens): prompt for prompt, tokens in zip(PROMPTS, outputs, strict=True)}
     assert len(record.drafted) > 40
@@ -104,7 +104,7 @@ def _drafts_are_those_of(reference: Reference, outputs: list[list[int]]) -> None
 def test_a_head_drafts_what_its_published_layers_draft(
     kind: str, setup: str, model: Path, tmp_path: Path
 ) -> None:
-    """Held to layers of transformers in fp32, at every step; and what is said stays what it was."""
+    """Drafts equal those of transformers' layers in fp32, at every step, and change no token."""
     if kind.startswith("eagle"):
         folder = model
         head = random_eagle(tmp_path / "head") if kind == "eagle" else random_eagle3(tmp_path / "head")
@@ -121,7 +121,7 @@ def test_a_head_drafts_what_its_published_layers_draft(
 
 @pytest.mark.parametrize("setup", SETUPS)
 def test_a_head_that_is_right_saves_steps(setup: str, silent: Path, tmp_path: Path) -> None:
-    """Nearly all of its drafts are accepted, and what is said stays what it was."""
+    """Nearly all of its drafts are accepted, and they change no token."""
     options = SETUPS[setup]
     plain = _tokens(silent, None, **options)
     num_steps = RecordingExecutor.last.num_steps
@@ -133,7 +133,7 @@ def test_a_head_that_is_right_saves_steps(setup: str, silent: Path, tmp_path: Pa
 
 
 def test_a_head_in_16_bits_is_packed_and_right(silent: Path, tmp_path: Path) -> None:
-    """By the compiled GEMM where there is one."""
+    """A head in bf16, packed where there is a compiled GEMM, drafts right tokens."""
     _tokens(silent, _eagle(right_eagle(tmp_path / "head", silent)), dtype="bfloat16")
     assert RecordingExecutor.last.record.accepted_share() > 0.9
 
@@ -158,7 +158,7 @@ def test_a_found_prefix_serves_a_head(silent: Path, tmp_path: Path) -> None:
 
 
 def test_heads_that_do_not_fit_are_refused(model: Path, model_folder: Path, tmp_path: Path) -> None:
-    """In one sentence."""
+    """Heads that do not fit the model are refused in one sentence."""
     head = random_eagle(tmp_path / "head")
     wide = make_model_folder(tmp_path / "wide", hidden_size=96)
     with pytest.raises(ConfigError, match="hidden states of 64 numbers, and the model's have 96"):

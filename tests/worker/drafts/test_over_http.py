@@ -1,4 +1,4 @@
-"""A drafter with weights as a user has it: ``continuum serve`` with a draft model."""
+"""A drafter with weights in use: ``continuum serve`` with a draft model."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def without_a_tensor(model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.mark.slow
 @pytest.mark.long
 def test_answers_are_those_of_a_server_without_drafts(model: Path) -> None:
-    """With a grammar, seeds, several samples and a stop string."""
+    """Answers are the same with a grammar, seeds, several samples and a stop string."""
     assert answers(model, *drafting(model)) == answers(model)
 
 
 @pytest.mark.slow
 def test_a_pinned_turn_comes_back_to_the_drafters_kv(model: Path, tmp_path: Path) -> None:
-    """Others have used the rest of the pool meanwhile. The next turn's drafts are all right: a step brings
-    one token more than there are drafts."""
+    """Although other requests have used the rest of the pool, all drafts of the next turn are right: a step
+    yields one token more than there are drafts."""
     trace = tmp_path / "trace.jsonl"
     with (
         running_server(model, *ROOMY, *drafting(model), "--trace", str(trace)) as server,
@@ -75,7 +75,7 @@ def test_a_pinned_turn_comes_back_to_the_drafters_kv(model: Path, tmp_path: Path
         assert receipt(second)["previous_pin"] == "handed_over"
         assert receipt(second)["cached_tokens"] == receipt(first)["pinned_tokens"] > 0
         assert second["usage"]["completion_tokens"] == num_tokens
-        assert server.interrupt() == 0  # the trace is whole
+        assert server.interrupt() == 0  # the trace is complete
     events = list(read_trace(trace))
     turn = [event.req_id for event in events if isinstance(event, PrefixCacheEvent) and event.job_id == "one"]
     steps = [event for event in events if isinstance(event, StepDecision) and turn[-1] in event.tokens]
@@ -95,7 +95,7 @@ def test_a_pinned_turn_comes_back_to_the_drafters_kv(model: Path, tmp_path: Path
 def test_a_folder_that_cannot_draft_is_refused(
     kind: str, said: str, model: Path, without_a_tensor: Path, tmp_path: Path
 ) -> None:
-    """In one sentence, with exit code 2, before anything is served."""
+    """The start fails with one sentence and exit code 2, before anything is served."""
     folders = {"nothing": tmp_path / "none", "no tensor": without_a_tensor, "no head": model}
     if kind == "other tokens":
         folders[kind] = make_model_folder(tmp_path / "larger", vocab_size=600)

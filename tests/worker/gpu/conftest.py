@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-if "triton" not in sys.modules:  # it reads this once, when it is imported
+if "triton" not in sys.modules:  # Triton reads it once, when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 class _WithoutTriton(pytest.Module):
-    """A module of tests that cannot even be imported."""
+    """A test module that cannot be imported."""
 
     def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
         pytest.skip("triton is not installed (the extra gpu has it)")
@@ -29,9 +29,8 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.fixture
 def wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linears of a row by few programs: the interpreter takes the longer the more there are. What they
-    compute by the tiles of a GPU is held to torch in test_triton_rows.py.
-    """
+    """Computes linears of a row with few programs, because the interpreter's time grows with their number.
+    test_triton_rows.py compares the tiles of a GPU with torch."""
     from engine.worker.gpu import triton_rows
 
     monkeypatch.setattr(triton_rows, "row_tiles", lambda inputs: triton_rows.RowTiles(128, 128, 4))

@@ -1,4 +1,4 @@
-"""The real scheduler driving a DeviceModelRunner on CPU tensors, one step ahead of itself or not."""
+"""The real scheduler with a DeviceModelRunner on CPU tensors, with or without async scheduling."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DEVICE = torch.device("cpu")
 
 
 class DeviceEngine:
-    """Requests in, tokens out."""
+    """Takes requests and returns tokens."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class DeviceEngine:
         draft: Callable[[Request], list[int]] | None = None,
         prefix_groups: Sequence[int] = (),
     ) -> None:
-        """``kernels``: those of Triton, in its interpreter, instead of plain torch. ``draft``: proposes how a
-        request goes on, in at most ``graph_sizes.verified_len`` - 1 tokens."""
+        """``kernels``: Triton's, in its interpreter, instead of plain torch. ``draft``: proposes at most
+        ``graph_sizes.verified_len`` - 1 next tokens of a request."""
         loaded = load_model(ModelConfig(model=str(folder), device="cpu", max_model_len=max_model_len))
         spec = spec_of(loaded, block_size)
         self.pool = spec.allocate(num_blocks, DEVICE).fill_(pool_filled_with)
@@ -85,7 +85,7 @@ class DeviceEngine:
         self.requests: dict[str, Request] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.num_steps = 0
-        """Steps that had tokens."""
+        """The number of steps with tokens."""
         self.num_drafts = self.num_accepted = 0
         self._draft = draft
         self.num_chunked_steps = 0
@@ -102,14 +102,14 @@ class DeviceEngine:
         self.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED, 0.0)
 
     def step(self) -> None:
-        """Launch as many steps as may be in flight, then take the result of the oldest."""
+        """Launches as many steps as may be in flight, then takes the result of the oldest."""
         while len(self._launched) < self._steps_in_flight:
             if self._propose():
                 break
             plan = self.scheduler.schedule(0.0)
             self._launched.append((plan, self.runner.launch(plan)))
             if plan.scheduled_spec_decode_tokens:
-                break  # nothing is planned behind it before its output is known
+                break  # no step is planned after it before its output is known
         plan, in_flight = self._launched.popleft()
         output = in_flight.result()
         self.num_steps += bool(output.req_ids)
@@ -122,8 +122,8 @@ class DeviceEngine:
             self.logprobs.setdefault(told.request_id, []).extend(told.new_logprobs or ())
 
     def _propose(self) -> bool:
-        """Propose drafts for the next plan; as in the core, it waits (True) for a step under way, whose
-        tokens are not known, if it is likely to have any."""
+        """Proposes drafts for the next plan. As in the core, it returns True, to wait, if a step is under way
+        and drafts are likely."""
         if self._draft is None:
             return False
         proposals = {request.request_id: self._draft(request) for request in self.scheduler.running}
@@ -140,7 +140,7 @@ class DeviceEngine:
             self.num_accepted += len(sampled[request_id]) - 1
 
     def run(self, max_steps: int = 2000) -> dict[str, list[int]]:
-        """Step until nothing is left and nothing in flight; the output tokens of every request."""
+        """Runs until no request is left and none is in flight; returns the output tokens of every request."""
         for _ in range(max_steps):
             if not self.scheduler.has_unfinished_requests():
                 for _ in range(self._steps_in_flight):
@@ -152,7 +152,7 @@ class DeviceEngine:
     def run_all(
         self, prompts: Mapping[str, list[int]], params: Callable[[int], SamplingParams]
     ) -> dict[str, list[int]]:
-        """One request after the other joins, a step apart."""
+        """Adds one request per step, and runs all."""
         for index, (request_id, prompt) in enumerate(prompts.items()):
             self.add(request_id, prompt, params(index))
             self.step()
@@ -206,12 +206,12 @@ def _scheduler(
 
 
 def count_replays(engine: DeviceEngine) -> list[GraphShape]:
-    """The shapes of the graphs that are replayed from now on."""
+    """Records the shapes of the graphs that are replayed from now on."""
     return _counted(engine.forward.graphs)
 
 
 def count_prefix_replays(engine: DeviceEngine) -> list[GraphShape]:
-    """As ``count_replays``, of steps with a shared prefix."""
+    """Like ``count_replays``, for steps with a shared prefix."""
     return _counted(engine.forward.prefix_graphs)
 
 
@@ -224,7 +224,7 @@ def _counted(graphs: dict[GraphShape, StepGraph]) -> list[GraphShape]:
 
 @dataclass(frozen=True, slots=True)
 class CountedGraph:
-    """A StepGraph that is there already."""
+    """A StepGraph that was captured before."""
 
     graph: StepGraph
     shape: GraphShape

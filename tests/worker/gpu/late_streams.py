@@ -1,4 +1,4 @@
-"""A device whose queues are carried out as late as a test likes, in any order that their events allow."""
+"""A device that executes its queues as late as a test chooses, in any order that their events allow."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from engine.worker.kv_tiers.copy_streams import Copy, Event
 from engine.worker.kv_tiers.disk_pool import TransferReports
 
 PICKS = ("steps", "loads", "stores", "disk", "host")
-"""Whose turn it is: the next piece of work of this queue is done, or the host goes on."""
+"""The next actor: this queue does its next piece of work, or the host goes on."""
 
 Wait = tuple[str, str]
-"""Who waits for an event of which queue."""
+"""The waiting side, and the queue of the event."""
 
 
 class LateEvent:
-    """Done when its queue has come to it. The host may be made to believe that it is before."""
+    """Done when its queue reaches it. If the host's wait is forgotten, the host sees it as done earlier."""
 
     def __init__(self, queue: str, forgotten: Collection[Wait]) -> None:
         self.queue = queue
@@ -46,7 +46,7 @@ class LateEvent:
 
 
 class LateStream:
-    """A CopyStream that does one piece of work at a time, when it is told to."""
+    """A CopyStream that does one piece of work at a time, on request."""
 
     def __init__(self, name: str, forgotten: Collection[Wait], finish: Callable[[], None]) -> None:
         """``finish``: does the work of all streams."""
@@ -54,7 +54,7 @@ class LateStream:
         self.synchronize = finish
         self._forgotten = forgotten
         self._queue: deque[Callable[[], bool]] = deque()
-        """Each says whether it is done; one that is not holds up the rest."""
+        """Each returns whether it is done; an unfinished one blocks the later ones."""
 
     def wait_event(self, event: Event) -> None:
         assert isinstance(event, LateEvent)
@@ -72,11 +72,11 @@ class LateStream:
                 self.do(partial(one_to.copy_, one_source))
 
     def do(self, work: Callable[[], object]) -> None:
-        """Any other work, queued like a copy."""
+        """Queues any other work like a copy."""
         self._queue.append(lambda: (work(), True)[1])
 
     def run_one(self) -> bool:
-        """The next piece of work; False if there is none, or it must wait."""
+        """Does the next piece of work; returns False if there is none, or it must wait."""
         if not self._queue or not self._queue[0]():
             return False
         self._queue.popleft()
@@ -89,13 +89,13 @@ class _Job:
 
     after: list[LateEvent]
     work: Callable[[], bool]
-    """Whether it succeeded."""
+    """Returns whether it succeeded."""
     end: Callable[[bool], None]
 
 
 @dataclass(slots=True)
 class LateDisk:
-    """A KvDisk in memory. It takes jobs in order of arrival, except those that must wait."""
+    """A KvDisk in memory. It executes jobs in order of arrival, except those that must wait."""
 
     blocks: torch.Tensor
     forgotten: Collection[Wait]
@@ -156,10 +156,10 @@ class LateDisk:
 
 
 class LateStreams:
-    """CopyStreams, and the queue of the steps, all of them late."""
+    """CopyStreams and the queue of the steps, all of them late."""
 
     def __init__(self, picks: Iterator[str], forgotten: Collection[Wait] = ()) -> None:
-        """``forgotten``: waits that are left out."""
+        """``forgotten``: waits that are skipped."""
         self.forgotten = forgotten
         self.steps = LateStream("steps", forgotten, self.run_all)
         self.loads = LateStream("loads", forgotten, self.run_all)
@@ -170,12 +170,12 @@ class LateStreams:
         self._picks = picks
 
     def disk_of(self, blocks: torch.Tensor, luck: Iterator[bool]) -> LateDisk:
-        """One that is late, too. ``luck``: whether the next transfer works."""
+        """A late disk. ``luck``: whether the next transfer succeeds."""
         self._queues["disk"] = disk = LateDisk(blocks, self.forgotten, luck)
         return disk
 
     def run_some(self) -> None:
-        """What is picked, until the host is."""
+        """Does the picked work until the host is picked."""
         for pick in self._picks:
             if pick == "host":
                 return
@@ -183,7 +183,7 @@ class LateStreams:
                 self._queues[pick].run_one()
 
     def run_each(self) -> bool:
-        """A piece of work of each queue; False if no queue has any that need not wait."""
+        """Does a piece of work of each queue; returns False if all queues are empty or waiting."""
         return sum(queue.run_one() for queue in self._queues.values()) > 0
 
     def run_all(self) -> None:
@@ -198,8 +198,7 @@ class LateStreams:
 
 
 class StepsAtOnce(LateStreams):
-    """Copies are late, but steps are done when they are called, as on a CPU: what a step waits for is done
-    before it."""
+    """Copies are late, but steps run when they are called, as on a CPU: a step's waits finish before it."""
 
     def __init__(self, picks: Iterator[str]) -> None:
         super().__init__(picks)

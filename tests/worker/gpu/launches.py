@@ -1,7 +1,7 @@
-"""Which kernels are compiled while requests are served: none is run, but each launch is bound as on a
-GPU, where types and divisors of arguments decide what a kernel is compiled for.
+"""Finds the kernels that are compiled while requests are served: no kernel runs, but each launch is bound as
+on a GPU, where types and divisibility of arguments decide the build.
 
-In a process of its own, as kernels of the tests' own belong to the interpreter.
+Runs in a separate process, because the tests' process uses the interpreter.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from tests.worker.gpu.device_engine import spec_of
 
 KERNELS = ("triton_attention", "triton_experts", "triton_gather", "triton_ops", "triton_sampling")
 MAX_GRID = 65535
-"""Limit of all dimensions but the first (CUDA C++ Programming Guide, table of compute
-capabilities)."""
+"""Limit of all dimensions but the first (CUDA C++ Programming Guide, table of compute capabilities)."""
 LENGTHS = ((40, 1, 600), (1, 5, 5), (2, 16, 16), (3, 1500, 1900))
-"""How many requests come together, of how many tokens at least and at most."""
+"""Numbers of concurrent requests, with the fewest and the most tokens of each."""
 PARAMS = ({"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1, "presence_penalty": 0.5})
 
 
@@ -47,7 +46,7 @@ def _binder(kernel: Any) -> Callable[..., tuple[dict[str, Any], list[Any], dict[
 
 
 def record_launches() -> set[str]:
-    """What kernels are compiled for from now on, as it grows."""
+    """A growing set of the builds that kernels are launched with from now on."""
     kinds: set[str] = set()
     draw = TritonSamplingOps.draw
 
@@ -61,7 +60,7 @@ def record_launches() -> set[str]:
         ops: TritonSamplingOps, logits: torch.Tensor, *rest: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         draw(ops, logits, *rest)
-        return torch.zeros(len(logits), dtype=torch.int64), torch.zeros(len(logits))  # nothing was drawn
+        return torch.zeros(len(logits), dtype=torch.int64), torch.zeros(len(logits))  # no kernel has drawn
 
     JITFunction.run = launch
     TritonSamplingOps.draw = drawn  # type: ignore[assignment,method-assign]
@@ -69,7 +68,7 @@ def record_launches() -> set[str]:
 
 
 def warm_up(options: dict[str, Any]) -> None:
-    """As at a GPU's start, over a pool of two blocks."""
+    """Warms up as a GPU does at its start, over a pool of two blocks."""
     config = engine_config(**options)
     loaded = load_model(config.model)
     spec = spec_of(loaded, config.cache.block_size)
@@ -99,7 +98,7 @@ def _prompts(numbers: random.Random, count: int, shortest: int, longest: int) ->
 def main(folder: str, features: dict[str, Any]) -> None:
     for module in KERNELS:
         import_module(f"engine.worker.gpu.{module}")
-    os.environ["TRITON_INTERPRET"] = "1"  # kernels are chosen; they are interpreted no more
+    os.environ["TRITON_INTERPRET"] = "1"  # selects the kernels; the interpreter is no longer used
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # linears stay as on a GPU
     options: dict[str, Any] = {"model": folder, "device": "cpu", "attention_backend": "triton"}
     options |= {"load_format": "dummy"} | features

@@ -1,6 +1,6 @@
-"""What a kernel takes of a Hopper GPU, found by compiling it for one: none is needed.
+"""The resources of a kernel on a Hopper GPU, found by compiling it; no GPU is needed.
 
-In a process of its own, as kernels of this one belong to the interpreter.
+Runs in a separate process, because this one's kernels use the interpreter.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ _POINTERS = {
 Constant = int | float | bool | str | None
 
 _SHOWN = ("HEAD_DIM", "PAGE", "BLOCK")
-"""Constants that tell builds of one kernel apart."""
+"""Constants that distinguish builds of one kernel."""
 MAX_SHARED_BYTES = 227 * 1024
-"""Shared memory of one thread block on sm_90 (CUDA C++ Programming Guide, table of compute
-capabilities)."""
+"""Shared memory of one thread block on sm_90 (CUDA C++ Programming Guide, table of compute capabilities)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,8 @@ class KernelBuild:
     kernel: Any
     """A function decorated with ``triton.jit``, at the top level of its module."""
     signature: Mapping[str, str]
-    """Types of the arguments that are no constants: ``*bf16``, ``i32``, ``fp32``; with ``:16`` behind it one
-    that 16 divides, as addresses of tensors and most strides are."""
+    """Types of the non-constant arguments: ``*bf16``, ``i32``, ``fp32``; the suffix ``:16`` marks one that 16
+    divides, as addresses of tensors and most strides are."""
     constexprs: Mapping[str, Constant] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
@@ -53,7 +52,7 @@ class KernelBuild:
 
 @dataclass(frozen=True, slots=True)
 class KernelResources:
-    """Of one thread block, registers of one thread."""
+    """Resources of one thread block; registers of one thread."""
 
     registers: int
     spill_bytes: int
@@ -61,10 +60,10 @@ class KernelResources:
 
 
 class LaunchRecorder:
-    """Stands for a kernel where that is launched, and keeps what it would have been compiled for.
+    """Replaces a kernel where it is launched, and records the builds that would have been compiled.
 
-    Tensors may be on the device ``meta``. As where kernels are launched, addresses of floats and the strides
-    that 16 divides are known to be so; of other numbers nothing is known.
+    Tensors may be on the device ``meta``. As in real launches, addresses of floats and strides that 16
+    divides are marked so; other numbers are not.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -107,7 +106,7 @@ def compile_for_sm90(
     num_warps: int = 4,
     num_stages: int = 3,
 ) -> KernelResources:
-    """See KernelBuild. CalledProcessError, with the compiler's words, if it does not compile."""
+    """Compiles a KernelBuild. Raises CalledProcessError, with the compiler's message, if it fails."""
     [resources] = compile_all_for_sm90(
         [KernelBuild(kernel, signature, constexprs or {}, num_warps, num_stages)]
     )
@@ -115,7 +114,7 @@ def compile_for_sm90(
 
 
 def compile_all_for_sm90(builds: Sequence[KernelBuild]) -> list[KernelResources]:
-    """All in one process, as its start takes longer than a kernel."""
+    """Compiles all in one process, because its start takes longer than a kernel."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.worker.gpu.sm90"],
@@ -132,7 +131,7 @@ def compile_all_for_sm90(builds: Sequence[KernelBuild]) -> list[KernelResources]
 
 
 def _line(build: KernelBuild, found: KernelResources) -> str:
-    """Which kernel for which types and sizes, and what it takes."""
+    """A line with the kernel, its types and sizes, and its resources."""
     types = sorted({type_.strip("*").partition(":")[0] for type_ in build.signature.values() if "*" in type_})
     sizes = [f"{name} {build.constexprs[name]}" for name in _SHOWN if name in build.constexprs]
     return (
@@ -186,8 +185,8 @@ def _compile(build: KernelBuild) -> KernelResources:
 
 
 def _resources(cubin: bytes, shared_bytes: int) -> KernelResources:
-    """Shared memory is asked for at the launch: the compiled code does not know it. What does not fit into
-    registers goes to the stack, which holds nothing else."""
+    """Combines the kernel's shared memory, which only the launch requests, with registers and spilled bytes:
+    what does not fit into registers is on the stack, which holds nothing else."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

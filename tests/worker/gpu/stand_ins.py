@@ -1,5 +1,5 @@
-"""Stand-ins for libraries of attention: their functions' parameters, as they are published, and plain torch
-behind them. They hold a caller to what the real ones ask for."""
+"""Stand-ins for attention libraries: functions with the published parameters, implemented in plain torch.
+They check callers as the real ones do."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def attend(
     window: tuple[int, int],
     soft_cap: float,
 ) -> torch.Tensor:
-    """One sequence [tokens, heads, head_dim]. ``window``: keys before and behind a query's own place that it
-    sees, -1 for all; the last query stands at the last key."""
+    """Attention of one sequence [tokens, heads, head_dim]. ``window``: the keys before and after a query's
+    place that it sees, -1 for all; the last query is at the last key."""
     group = query.shape[1] // key.shape[1]
     scores = torch.zeros(query.shape[1], len(query), len(key), dtype=torch.float64)
     for head in range(query.shape[1]):

@@ -1,4 +1,4 @@
-"""Attention over a step on the device, sequence by sequence in plain torch, for tests of what runs steps."""
+"""Attention over a step on the device, sequence by sequence in plain torch, for tests of step execution."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TorchStepAttention:
         blocks, offsets = step.slots[kept] // self._block_size, step.slots[kept] % self._block_size
         for which, new in ((0, key), (-1, value)):
             self._pool[blocks, slot, which, offsets] = new[kept]
-        output = torch.full_like(query, torch.nan)  # of places that nobody took
+        output = torch.full_like(query, torch.nan)  # for places without a sequence
         starts = step.query_starts.tolist()
         for seq, (row, seq_len) in enumerate(zip(step.rows.tolist(), step.seq_lens.tolist(), strict=True)):
             if seq_len:
@@ -80,7 +80,7 @@ class TorchStepAttention:
         if window is not None:
             seen &= places > queries - window
             hidden = max(0, seq_len - len(query) - window + 1)
-            keys[:hidden] = values[:hidden] = 0  # another sequence's, by now
+            keys[:hidden] = values[:hidden] = 0  # now another sequence's
         attended = scaled_dot_product_attention(
             query.transpose(0, 1)[None],
             keys.transpose(0, 1)[None],

@@ -1,5 +1,5 @@
-"""Steps whose sequences share a prefix, by the kernels in Triton's interpreter: which take the pass, and that
-no token depends on it."""
+"""Steps whose sequences share a prefix, by the kernels in Triton's interpreter: which of them use the pass,
+and that no token depends on it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.worker.test_several_groups import with_chunks
 pytestmark = [pytest.mark.usefixtures("wide_tiles"), pytest.mark.slow]
 
 SYSTEM = random_tokens(256, seed=1)
-"""The least that is worth a pass."""
+"""The shortest prefix that is worth a pass."""
 
 
 def greedy(max_tokens: int) -> SamplingParams:
@@ -65,7 +65,7 @@ def generated(folder: Path, asked: list[list[int]], *, disable_cascade_attn: boo
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """For each pass over a prefix, how many sequences have it, and its length."""
+    """The number of sequences and the prefix's length in each pass over a prefix."""
     seen: list[tuple[int, int]] = []
 
     def counted(query: torch.Tensor, pages: object, batch: StepBatch, *rest: object) -> None:
@@ -79,13 +79,13 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 @pytest.fixture(autouse=True)
 def _torch_ops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch between the GEMMs: the interpreter takes the longer the more tokens there are."""
+    """Uses torch between the GEMMs: the interpreter's time grows with the number of tokens."""
     for module in (backend, device_engine):
         monkeypatch.setattr(module, "select_ops", lambda device: TorchOps())
 
 
 def test_tokens_are_those_of_transformers(model_folders: ModelFolders, passes: list[tuple[int, int]]) -> None:
-    """Of eight that share a system prompt, and of one that does not, decoded together."""
+    """Eight sequences that share a system prompt, and one that does not, are decoded together."""
     folder = model_folders("qwen3")
     asked = [*prompts(8), random_tokens(2, seed=2)]
     reference = Reference(folder)
@@ -96,7 +96,7 @@ def test_tokens_are_those_of_transformers(model_folders: ModelFolders, passes: l
 def test_some_layers_see_chunks_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: list[tuple[int, int]]
 ) -> None:
-    """They read their own chunks in steps with a prefix, which the other layers have a pass for."""
+    """In steps with a prefix, layers with chunks read their own chunks, and the other layers use the pass."""
     folder = make_model_folder(tmp_path, "qwen2", num_layers=2)
     with_chunks(monkeypatch, 20, None)
     wanted = generated(folder, prompts(8), disable_cascade_attn=True)
@@ -108,7 +108,7 @@ def test_some_layers_see_chunks_only(
 def test_models_without_a_layer_for_it_say_so(
     model_folders: ModelFolders, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where all layers have a window, or read latents, nothing is looked for."""
+    """Where all layers have a window, or read latents, no prefix is searched."""
     for name in ("mistral-window", "deepseek-v2"):
         caplog.clear()
         with caplog.at_level("WARNING"), triton_llm(model_folders(name)):
@@ -116,7 +116,7 @@ def test_models_without_a_layer_for_it_say_so(
 
 
 NUMBERS = (6, *[3] * 8)
-"""Tokens of each of nine requests."""
+"""Output lengths of nine requests."""
 
 
 def engine_with_prefixes(folder: Path, sizes: GraphSizes, **options: Any) -> DeviceEngine:
@@ -135,7 +135,7 @@ def engine_with_prefixes(folder: Path, sizes: GraphSizes, **options: Any) -> Dev
 
 
 def run_nine(engine: DeviceEngine) -> list[list[int]]:
-    """Their tokens; the first prompt is computed before the others come."""
+    """The requests' tokens; the first prompt is computed before the others arrive."""
     for index, (prompt, number) in enumerate(zip(prompts(9), NUMBERS, strict=True)):
         engine.add(f"r{index}", prompt, greedy(number))
         if not index:
@@ -155,7 +155,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_graphs_with_a_prefix(small: Path, passes: list[tuple[int, int]]) -> None:
-    """Steps of eight and more replay graphs of their own, padded; those of fewer the usual ones."""
+    """Steps of eight or more sequences replay padded prefix graphs, smaller steps the usual ones."""
     engine = engine_with_prefixes(small, GraphSizes((2, 10)))
     assert set(engine.forward.prefix_graphs) == {(10, 1)}
     usual, with_prefix = count_replays(engine), count_prefix_replays(engine)
@@ -186,7 +186,7 @@ def test_drafts_behind_a_prefix(sizes: GraphSizes, small: Path, passes: list[tup
 
 
 def test_only_triton_has_the_pass() -> None:
-    """What would ignore the option refuses it."""
+    """Another backend, which would ignore the option, refuses it."""
     model = ModelConfig(model="", device="cpu", attention_backend="torch", disable_cascade_attn=False)
     config = EngineConfig(model=model, cache=CacheConfig())
     with pytest.raises(ConfigError, match="disable_cascade_attn=False needs attention_backend triton"):

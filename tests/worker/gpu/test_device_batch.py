@@ -1,5 +1,4 @@
-"""Rows on the device, built from deltas and from tokens that the host has not seen, always hold what the
-scheduler plans with."""
+"""Rows on the device, built from deltas and from tokens unknown to the host, equal the scheduler's state."""
 
 from __future__ import annotations
 
@@ -29,12 +28,12 @@ from tests.worker.shadow import (
 
 
 def sampled_token(req_id: str, position: int) -> int:
-    """What is made up for a place of a request."""
+    """The made-up token at a place of a request."""
     return (31 * int(req_id[1:]) + 7 * position) % VOCAB_SIZE
 
 
 class Shadow(SchedulerShadow):
-    """Rows on the device, with up to two plans sent before a result is told."""
+    """Rows on the device, with up to two plans sent before a result is returned."""
 
     def __init__(self, graph_sizes: GraphSizes) -> None:
         limits = replace(LIMITS, async_scheduling=True)
@@ -67,7 +66,7 @@ class Shadow(SchedulerShadow):
         return ModelRunnerOutput(step.req_ids, sampled)
 
     def _check(self, plan: SchedulerOutput, step: DeviceStep) -> None:
-        """Every array against the scheduler's own requests and block tables."""
+        """Compares every array with the scheduler's own requests and block tables."""
         batch, start = step.arrays.batch, 0
         input_ids = self.batch.input_ids(step.arrays).tolist()
         ready = []
@@ -104,7 +103,7 @@ SIZES = pytest.mark.parametrize("graph_sizes", [GraphSizes(()), GraphSizes((3, 4
 @settings(deadline=None)
 @given(actions=ACTIONS)
 def test_rows_follow_the_scheduler(graph_sizes: GraphSizes, actions: list[Action]) -> None:
-    """Through adds, aborts, chunks, hits and preemptions, a step ahead of what is known; no row leaks."""
+    """Through adds, aborts, chunks, hits and preemptions, a step ahead, rows are right; none leaks."""
     shadow = Shadow(graph_sizes)
     shadow.play(actions)
     assert len(shadow.batch) == 0

@@ -1,4 +1,4 @@
-"""The whole engine with steps on the device, through the LLM's door, in Triton's interpreter."""
+"""The whole engine with steps on the device, through ``LLM``, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def outputs(folder: Path, ahead: bool) -> list[RequestOutput]:
 
 
 def test_every_feature_through_the_door(tmp_path: Path) -> None:
-    """Greedy tokens are those of transformers and the likeliest ones; a grammar is obeyed though its masks
-    come late; seeded draws are the same with a step under way as without."""
-    folder = make_model_folder(tmp_path, "qwen3", num_layers=1, head_dim=24)  # the interpreter takes long
+    """Greedy tokens are transformers' and the likeliest ones; a grammar is followed although its masks come
+    late; seeded draws do not depend on a step under way."""
+    folder = make_model_folder(tmp_path, "qwen3", num_layers=1, head_dim=24)  # the interpreter is slow
     plain, ahead = outputs(folder, ahead=False), outputs(folder, ahead=True)
     greedy, _, choice = (output.outputs[0] for output in ahead)
     assert greedy.token_ids == Reference(folder).greedy(PROMPTS[0], 2)

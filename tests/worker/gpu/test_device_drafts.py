@@ -31,12 +31,12 @@ Drafting = Callable[[Request], list[int]]
 
 
 def right(outputs: Mapping[str, list[int]]) -> Drafting:
-    """What comes next, as far as it is known."""
+    """The next tokens that are known."""
     return lambda request: outputs[request.request_id][request.num_output_tokens :][:MOST]
 
 
 def mixed(outputs: Mapping[str, list[int]]) -> Drafting:
-    """None to MOST drafts, which are right up to a place that depends on the request and where it is."""
+    """None to MOST drafts, right up to a place that depends on the request and its length."""
 
     def draft(request: Request) -> list[int]:
         place = request.num_output_tokens
@@ -49,7 +49,7 @@ def mixed(outputs: Mapping[str, list[int]]) -> Drafting:
 
 
 def one_by_one(model_folders: ModelFolders) -> DeviceEngine:
-    """Has run all requests, without drafts."""
+    """An engine that has run all requests, without drafts."""
     engine = DeviceEngine(model_folders("qwen3"), steps_in_flight=1)
     for index, (request_id, prompt) in enumerate(mixed_prompts().items()):
         engine.run_all({request_id: prompt}, lambda _, index=index: varied(index))  # type: ignore[misc]
@@ -70,8 +70,8 @@ def test_sampled_requests_get_the_same_tokens(
     alone: DeviceEngine,
     model_folders: ModelFolders,
 ) -> None:
-    """Seeds, filters, penalties, minimum lengths, replay and log-probabilities, beside chunks and with
-    preemptions: as without drafts, in fewer steps."""
+    """Seeds, filters, penalties, minimum lengths, replay and log-probabilities, with chunks and preemptions,
+    give the same tokens as without drafts, in fewer steps."""
     expected = {name: request.output_token_ids for name, request in alone.requests.items()}
     engines = [
         DeviceEngine(
@@ -100,7 +100,7 @@ def test_sampled_requests_get_the_same_tokens(
 
 
 def test_bad_words_that_drafts_complete(model_folders: ModelFolders) -> None:
-    """A word is banned behind drafts that begin it, though they are proposed together."""
+    """A word is banned after drafts that begin it, although they are proposed together."""
     folder, prompt = model_folders("qwen3"), random_tokens(20, seed=5)
     plain = DeviceEngine(folder).run_all({"r0": prompt}, lambda _: GREEDY)
     word = plain["r0"][8:11]
@@ -114,8 +114,8 @@ def test_bad_words_that_drafts_complete(model_folders: ModelFolders) -> None:
 
 @pytest.mark.parametrize("graph_sizes", [EAGER, GRAPHS], ids=["eager", "graphs"])
 def test_each_draft_has_a_mask_of_its_own(graph_sizes: GraphSizes, model_folders: ModelFolders) -> None:
-    """The masks of a request are those behind its drafts, in order; a draft that is not left to choose from
-    ends the row, and log-probabilities come for the tokens taken."""
+    """The masks of a request follow its drafts in order; a forbidden draft ends the row, and
+    log-probabilities are for accepted tokens."""
     drafts = {"r0": [77, 78, 79], "r1": [], "r2": [77, 9, 79]}
     engine = DeviceEngine(
         model_folders("qwen3"), graph_sizes=graph_sizes, draft=lambda request: drafts[request.request_id]
@@ -150,7 +150,7 @@ def test_each_draft_has_a_mask_of_its_own(graph_sizes: GraphSizes, model_folders
 
 
 def test_only_tokens_that_are_taken_can_fail(model_folders: ModelFolders) -> None:
-    """Behind a rejected draft a grammar may leave nothing; in front of it that ends the request."""
+    """A grammar may leave no token after a rejected draft; before it, that ends the request."""
     for place, reasons in ((2, set()), (1, {"r0"})):
         engine = DeviceEngine(model_folders("qwen3"), graph_sizes=EAGER)
         engine.add("r0", random_tokens(9, seed=0))
@@ -170,8 +170,8 @@ def test_only_tokens_that_are_taken_can_fail(model_folders: ModelFolders) -> Non
 
 
 def test_a_row_that_is_given_away_keeps_no_drafts(model_folders: ModelFolders) -> None:
-    """A request is aborted while its drafts are under way, and the next plan, launched before their result is
-    asked for, gives its row to another."""
+    """A request is aborted while its drafts are under way; the next plan, launched before their result is
+    read, gives its row to another."""
     folder, prompts = model_folders("qwen3"), [random_tokens(9, seed=i) for i in range(2)]
     reference = Reference(folder)
     expected = reference.greedy(prompts[0], 24)
@@ -195,7 +195,7 @@ def test_a_row_that_is_given_away_keeps_no_drafts(model_folders: ModelFolders) -
 
 
 def test_padding_writes_and_counts_nothing(model_folders: ModelFolders) -> None:
-    """In a graph each sequence has as many tokens as the longest may have: the pool is as without, and the
+    """A graph gives each sequence the most tokens it may have: the pool equals that without graphs, and the
     tokens are transformers'."""
     folder = model_folders("qwen3")
     prompts = {f"r{i}": random_tokens(5 + i, seed=i) for i in range(3)}
@@ -216,7 +216,7 @@ def test_padding_writes_and_counts_nothing(model_folders: ModelFolders) -> None:
 
 
 def test_a_sequence_shorter_than_a_verification_runs_as_it_is(model_folders: ModelFolders) -> None:
-    """There are no tokens before its own to pad it with."""
+    """A sequence shorter than a verification has no earlier tokens for padding, and runs unpadded."""
     sizes = GraphSizes((1,), verified_len=MOST + 1)
     reference = Reference(model_folders("qwen3"))
     expected = {"r0": reference.greedy([3], 10)}
@@ -232,7 +232,7 @@ def test_a_sequence_shorter_than_a_verification_runs_as_it_is(model_folders: Mod
 
 
 def test_warm_up_runs_with_drafts_leave_nothing_behind(model_folders: ModelFolders) -> None:
-    """Steps that verify drafts are among them, and the pool is as it was."""
+    """Warm-up includes steps that verify drafts, and leaves the pool unchanged."""
     prompt = random_tokens(50, seed=1)
     expected = {"r0": Reference(model_folders("qwen3")).greedy(prompt, 24)}
     engine = DeviceEngine(

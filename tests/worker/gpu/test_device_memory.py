@@ -1,4 +1,4 @@
-"""What steps take of a GPU is found with a model of torch's allocator, which keeps what is freed."""
+"""The GPU memory of steps is measured, tested with a model of torch's allocator, which keeps freed memory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ TOTAL, PEAK, GRAPHS = 1000, 300, 20
 
 @dataclass(slots=True)
 class Memory:
-    """Of a GPU."""
+    """The memory of a GPU."""
 
     graphs: int = 0
     kept: int = 0
-    """Freed, and not given back."""
+    """Freed, but kept by the allocator."""
 
     def available(self, _: torch.device) -> int:
         return TOTAL - self.graphs - self.kept
@@ -36,7 +36,7 @@ class Memory:
 
 
 class Path:
-    """Steps that take ``PEAK``, and graphs."""
+    """Steps that use ``PEAK``, and graphs."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory

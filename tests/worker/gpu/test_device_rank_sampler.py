@@ -1,4 +1,4 @@
-"""Of several ranks the first samples, on the device; the others are told."""
+"""The first of several ranks samples, on the device, and broadcasts its tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.worker.sampling import VOCAB_SIZE, random_logits
 
 
 class ClientHint:
-    """One of two ranks in threads of one process; only tokens are passed on."""
+    """One of two ranks in threads of one process; only tokens are exchanged."""
 
     size = local_size = 2
     stage = WHOLE_MODEL
@@ -39,7 +39,7 @@ class ClientHint:
             self._board["tokens"] = x
         self._met.wait(60)
         received = x.copy_(self._board["tokens"])
-        self._met.wait(60)  # the first rank may have more to say
+        self._met.wait(60)  # before the first rank broadcasts again
         return received
 
     def smallest(self, number: int) -> int:
@@ -51,7 +51,7 @@ def sampler(group: TensorParallelGroup) -> DeviceSampler:
 
 
 def test_all_ranks_learn_what_the_first_chose() -> None:
-    """The others have logits of no tokens at all."""
+    """The other ranks have logits of no tokens."""
     logits = torch.stack([random_logits(seed) for seed in range(3)])
     history = torch.zeros((3, 4), dtype=torch.int32)
     board: dict[str, torch.Tensor] = {}
@@ -71,5 +71,5 @@ def test_all_ranks_learn_what_the_first_chose() -> None:
 
 
 def test_a_rank_alone_tells_nobody() -> None:
-    """Without others sampling is that of one device."""
+    """A single rank samples like one device."""
     assert not isinstance(sampler(ALONE), DeviceRankSampler)

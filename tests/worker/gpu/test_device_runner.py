@@ -46,8 +46,8 @@ def test_mixed_batch_with_chunks_hits_preemption_and_resumption(
     graph_sizes: GraphSizes,
     model_folders: ModelFolders,
 ) -> None:
-    """Chunked prompts, shared prefixes and a pool too small for all change no token of any request. Where all
-    layers have a window, the blocks of these are enough."""
+    """Chunked prompts, shared prefixes and a pool too small for all change no token of any request. If all
+    layers have a window, the pool is large enough."""
     folder = model_folders(name)
     engine = DeviceEngine(
         folder,
@@ -72,7 +72,7 @@ def test_mixed_batch_with_chunks_hits_preemption_and_resumption(
 def test_an_aborted_request_leaves_the_others_alone(
     steps_in_flight: int, graph_sizes: GraphSizes, model_folders: ModelFolders
 ) -> None:
-    """A request that goes away in the middle of a step changes nothing, and its id can be used again."""
+    """An abort in the middle of a step changes no other request, and its id can be used again."""
     folder = model_folders("qwen3")
     engine = DeviceEngine(
         folder, steps_in_flight=steps_in_flight, graph_sizes=graph_sizes, num_blocks=20, max_num_seqs=2
@@ -91,7 +91,7 @@ def test_an_aborted_request_leaves_the_others_alone(
 
 
 def varied(index: int) -> SamplingParams:
-    """Every feature that looks at what came before, and draws."""
+    """Parameters of every feature that depends on earlier tokens or on draws."""
     return [
         SamplingParams(temperature=0.9, seed=index, max_tokens=18, ignore_eos=True, top_k=40, top_p=0.9),
         SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True, repetition_penalty=1.5),
@@ -106,8 +106,8 @@ def varied(index: int) -> SamplingParams:
 
 
 def test_sampled_requests_get_the_same_tokens_on_every_way(model_folders: ModelFolders) -> None:
-    """Seeds, penalties, minimum lengths, replay, log-probabilities: a step ahead, preempted and in graphs as
-    one by one."""
+    """Seeds, penalties, minimum lengths, replay and log-probabilities give the same with async steps,
+    preemption and graphs as one by one."""
     folder = model_folders("qwen3")
     alone = DeviceEngine(folder, steps_in_flight=1)
     expected: dict[str, list[int]] = {}
@@ -122,7 +122,7 @@ def test_sampled_requests_get_the_same_tokens_on_every_way(model_folders: ModelF
 
 
 def test_bad_words_see_tokens_that_the_host_does_not_know_yet(model_folders: ModelFolders) -> None:
-    """A word whose beginning is still in flight is banned all the same."""
+    """A word is banned although its beginning is still in flight."""
     folder = model_folders("qwen3")
     prompt = random_tokens(20, seed=5)
     plain = DeviceEngine(folder).run_all({"r": prompt}, lambda _: GREEDY)["r"]
@@ -136,7 +136,7 @@ def test_bad_words_see_tokens_that_the_host_does_not_know_yet(model_folders: Mod
 
 
 def test_masks_may_come_after_the_next_launch_began(model_folders: ModelFolders) -> None:
-    """A step is queued without its masks; its token obeys them, and the step after reads that token."""
+    """A step is queued without its masks; its token follows them, and the next step reads that token."""
     engine = DeviceEngine(model_folders("qwen3"))
     engine.add("r", random_tokens(9, seed=1))
     first = engine.scheduler.schedule(0.0)
@@ -156,7 +156,7 @@ def test_masks_may_come_after_the_next_launch_began(model_folders: ModelFolders)
 
 
 def test_places_that_nobody_took_touch_nothing(model_folders: ModelFolders) -> None:
-    """Padded graphs write the slots of their own sequences alone, and there what is written without them."""
+    """Padded graphs write only the slots of their own sequences, with the same content as without graphs."""
     prompts = {f"r{i}": random_tokens(5 + i, seed=i) for i in range(3)}
     pools = []
     for graph_sizes in (EAGER, GraphSizes((8,))):
@@ -170,7 +170,7 @@ def test_places_that_nobody_took_touch_nothing(model_folders: ModelFolders) -> N
 
 @pytest.mark.slow
 def test_padded_graphs_of_the_kernels_themselves(model_folders: ModelFolders) -> None:
-    """As above with the kernels that a graph will hold: free places are skipped, tokens are transformers'."""
+    """With the kernels that a graph will hold, padding is skipped and tokens are transformers'."""
     folder = model_folders("qwen3")
     engine = DeviceEngine(
         folder, graph_sizes=GraphSizes((4,)), kernels=True, max_model_len=32, pool_filled_with=0.25
@@ -186,8 +186,7 @@ def test_padded_graphs_of_the_kernels_themselves(model_folders: ModelFolders) ->
 
 
 def test_steps_of_a_captured_size_are_not_run_call_by_call(model_folders: ModelFolders) -> None:
-    """Decodes replay the smallest graph that holds them; prompts, and more sequences than the largest holds,
-    run as they are."""
+    """Decodes replay the smallest graph that holds them; prompts and too large batches run eagerly."""
     engine = DeviceEngine(model_folders("qwen3"), graph_sizes=GraphSizes((1, 3)))
     replayed = count_replays(engine)
     for count in (1, 2, 4):

@@ -1,5 +1,5 @@
-"""Sampling on the device: the choices of the sampler on the host, draws by their exact probabilities, and
-nothing of a row depends on the others."""
+"""Sampling on the device: the choices of the host's sampler, draws by their exact probabilities, and no
+influence of a row on others."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def test_features_choose_what_the_host_chooses(rows: list[Row], forbids: bool) -
 @BOTH_OPS
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_rows_with_nothing_to_choose_are_told(ops: SamplingOps, temperature: float) -> None:
-    """By a score that is not finite, as the sampler on the host tells them by a reason; no other row notices,
-    and every token is one of the vocabulary."""
+    """A score that is not finite marks the rows that fail on the host; other rows are unaffected, and every
+    token is in the vocabulary."""
     params = SamplingParams(temperature=temperature, seed=5)
     sound = Row(params, LOGITS)
     with_nan, with_inf = LOGITS.clone(), LOGITS.clone()
@@ -149,7 +149,7 @@ def test_rows_with_nothing_to_choose_are_told(ops: SamplingOps, temperature: flo
 
 
 def test_a_bad_word_beyond_the_vocabulary_bans_nothing() -> None:
-    """Neither in its own row nor in the next one, whose first token lies where it would."""
+    """Such a word bans nothing in its own row, nor the next row's first token, which is at its address."""
     first = LOGITS.clone()
     first[0] = 99.0
     word = SamplingParams(temperature=0.0, bad_words_token_ids=[[VOCAB_SIZE], [1, VOCAB_SIZE]])
@@ -159,7 +159,7 @@ def test_a_bad_word_beyond_the_vocabulary_bans_nothing() -> None:
 
 
 def test_logprobs_are_of_the_raw_logits() -> None:
-    """The chosen token first, then the best, whatever the request changes of the logits."""
+    """The chosen token comes first, then the best, from logits before the request's changes."""
     params = SamplingParams(temperature=0.0, logit_bias={5: 100.0}, logprobs=2)
     logprobs = HostAndDevice([Row(params, LOGITS)], TorchSamplingOps()).on_device().logprobs
     assert logprobs is not None
@@ -169,7 +169,7 @@ def test_logprobs_are_of_the_raw_logits() -> None:
 
 
 def warped(params: SamplingParams, logits: torch.Tensor) -> torch.Tensor:
-    """What transformers leaves to draw from: [num_rows, vocab_size]"""
+    """The logits that transformers would draw from: [num_rows, vocab_size]"""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
     if params.min_p > 0:
         warpers.append(MinPLogitsWarper(params.min_p))
@@ -194,7 +194,7 @@ FILTERS = [
 @BOTH_OPS
 @pytest.mark.parametrize("params", FILTERS, ids=["top_k", "top_p", "min_p", "all"])
 def test_filters_leave_what_transformers_leaves(params: SamplingParams, ops: SamplingOps) -> None:
-    """The floor that is found by halving cuts exactly between what stays and what goes."""
+    """The floor, found by bisection, cuts exactly between kept and filtered tokens."""
     logits = torch.stack([random_logits(seed) for seed in range(6)])
     num_rows = len(logits)
     temperature = torch.full((num_rows,), params.temperature)
@@ -225,7 +225,7 @@ def test_draws_have_their_exact_probabilities(params: SamplingParams) -> None:
 
 
 def test_a_rare_token_is_drawn_as_often_as_it_should_be() -> None:
-    """Among many unlikely tokens none is favoured by numbers of 24 bits: a large, flat tail under a peak."""
+    """Among many unlikely tokens 24-bit random numbers favor none: a large, flat tail under a peak."""
     vocab_size, num_rows = 8_000, 500
     logits = torch.full((vocab_size,), -10.0)
     logits[0] = 0.0
@@ -237,7 +237,7 @@ def test_a_rare_token_is_drawn_as_often_as_it_should_be() -> None:
 
 
 def test_listed_and_searched_filters_agree() -> None:
-    """A small top-k is listed, a large one searched for: the same seeds give the same tokens on both ways."""
+    """A small top-k is listed, a large one searched: both ways give the same tokens for the same seeds."""
     vocab_size = MAX_LISTED + 200
     logits = random_logits(3, vocab_size)
     rows = [Row(SamplingParams(top_k=9, top_p=0.8, min_p=0.01, seed=seed), logits) for seed in range(50)]
@@ -269,7 +269,7 @@ def test_draws_differ_by_seed_and_position() -> None:
 
 @pytest.mark.slow
 def test_the_kernels_compute_what_the_twin_computes() -> None:
-    """The same bits, so the same draws; also in bf16, with masked tokens, greedy rows and several tiles."""
+    """The kernels compute torch's bits and draws, also in bf16, with masks, greedy rows and several tiles."""
     vocab_size = 2 * triton_sampling.BLOCK + 77
     logits = torch.stack([random_logits(seed, vocab_size) for seed in range(4)]).bfloat16()
     logits[1, : vocab_size - 3] = float("-inf")
@@ -301,7 +301,7 @@ def test_random_numbers_are_fair() -> None:
 
 @pytest.mark.slow
 def test_kernels_fit_on_a_gpu() -> None:
-    """Compiled for sm_90 neither spills."""
+    """Compiled for sm_90, neither kernel spills."""
     common = {"logits": "*bf16", "temperatures": "*fp32", "floors": "*fp32", "keys": "*i32"}
     draw = common | {"scores": "*fp32", "tokens": "*i64", "stride": "i32:16", "vocab_size": "i32:16"}
     floors = {

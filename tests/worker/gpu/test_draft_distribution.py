@@ -1,4 +1,4 @@
-"""What is emitted with drafts has the distribution of the model, whatever is drafted; and all ranks agree."""
+"""Tokens with drafts have the model's distribution, whatever is drafted; and all ranks agree."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class MarkovModel:
 
 
 class MarkovEngine:
-    """Many requests of the token START, whose steps are planned by hand, all at the same place."""
+    """Many requests that begin with START, all at the same place, with steps planned by hand."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class MarkovEngine:
         self._run(new, CachedRequestData(), {})
 
     def step(self, drafts: dict[str, list[int]] | None = None) -> ModelRunnerOutput:
-        """The next step, with drafts of some requests."""
+        """Runs the next step, with drafts of some requests."""
         computed = [len(self._tokens[name]) - 1 for name in self._names]
         cached = CachedRequestData(
             req_ids=self._names, new_block_ids=[[] for _ in self._names], num_computed_tokens=computed
@@ -129,7 +129,7 @@ LIKELY: list[int] = LOGITS.argmax(dim=-1).tolist()
 
 
 def drafts_behind(outputs: list[list[int]], random: np.random.Generator) -> dict[str, list[int]]:
-    """Likely drafts, some of them with a random token; for one request in eight none, for most the most."""
+    """Likely drafts, some with a random token; one request in eight has none, most have the maximum."""
     drafts = {}
     for i, tokens in enumerate(outputs):
         draft = [LIKELY[tokens[-1]]]
@@ -144,8 +144,8 @@ def drafts_behind(outputs: list[list[int]], random: np.random.Generator) -> dict
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize(("top_k", "top_p"), [(VOCAB_SIZE, 1.0), (3, 1.0), (VOCAB_SIZE, 0.8), (4, 0.9)])
 def test_the_distribution_is_that_of_the_model(top_k: int, top_p: float, captured: bool) -> None:
-    """Chi-squared, at 5 sigma, of the tokens at the first, the middle and the last place of a step with
-    drafts, each given the token before it; drafts are now likely, now not, of all lengths."""
+    """A chi-squared test at 5 sigma of the tokens at each place of a step with drafts, given the previous
+    token; drafts are likely or not, of all lengths."""
     counts = np.zeros((NUM_DRAFTS + 1, VOCAB_SIZE, VOCAB_SIZE))
     params = SamplingParams(top_k=top_k, top_p=top_p, max_tokens=30, ignore_eos=True)
     random = np.random.default_rng(7)
@@ -164,7 +164,7 @@ def test_the_distribution_is_that_of_the_model(top_k: int, top_p: float, capture
 
 
 def test_the_kernel_draws_what_torch_draws() -> None:
-    """At every place of steps with drafts."""
+    """The kernel draws the same tokens as torch at every place of steps with drafts."""
     params = SamplingParams(top_k=4, top_p=0.9, max_tokens=30, ignore_eos=True)
     told = []
     for ops in (TorchSamplingOps(), TritonSamplingOps()):
@@ -178,7 +178,7 @@ def test_the_kernel_draws_what_torch_draws() -> None:
 def chi_squared_deviation(counts: Probabilities, transitions: Probabilities) -> float:
     """Deviation of the statistic from its mean, in standard deviations; rows of at least 100 counts.
 
-    counts, transitions [previous token, next token]; what must not be drawn is not.
+    counts, transitions [previous token, next token]; asserts that no impossible token was drawn.
     """
     assert not counts[transitions == 0].any()
     statistic, freedom = 0.0, 0
@@ -197,8 +197,8 @@ def chi_squared_deviation(counts: Probabilities, transitions: Probabilities) -> 
 
 
 def test_all_ranks_take_the_same_drafts() -> None:
-    """The first of two ranks samples, without seeds; the other, which has no logits and another generator,
-    takes the same drafts, and holds the same tokens and lengths in its rows."""
+    """The first of two ranks samples, without seeds; the other, without logits and with another generator,
+    accepts the same drafts, and has the same tokens and lengths in its rows."""
     board: dict[str, torch.Tensor] = {}
     met, told = Barrier(2), {}
     params = SamplingParams(top_k=2, max_tokens=30, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Drafts through ``LLM`` on a GPU's way, in Triton's interpreter: by one process and by two ranks."""
+"""Drafts through ``LLM`` with a GPU's steps, in Triton's interpreter: on one rank and on two."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def on_gpu_path(folder: Path, speculative: dict[str, Any], **options: Any) -> LL
 
 @pytest.fixture(scope="module")
 def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of one layer: the interpreter takes long."""
+    """A model of one layer, because the interpreter is slow."""
     return make_model_folder(
         tmp_path_factory.mktemp("model"),
         "qwen3",
@@ -57,8 +57,8 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_was_said_before_is_drafted_and_verified(
     async_scheduling: bool, num_ranks: int, small_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same prompts twice: the second time what was said is drafted. Greedy tokens are transformers' both
-    times; with seeds, penalties and filters they are the same twice."""
+    """Each prompt runs twice, and the second time its first answer is drafted. Greedy tokens are
+    transformers' both times; with seeds, penalties and filters both answers are equal."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     reference, counts = Reference(small_folder), DraftCounts()
     prompts = [random_tokens(length, seed=length, vocab_size=VOCAB_SIZE) for length in (9, 21)]
@@ -85,7 +85,7 @@ def test_what_was_said_before_is_drafted_and_verified(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mistral-window", "gpt-oss", "deepseek-v3"])
 def test_windows_sinks_and_latents_verify_drafts(name: str, model_folders: ModelFolders) -> None:
-    """Of models with other attention, and with two block tables: tokens are transformers'."""
+    """Models with other attention, also with two block tables, give transformers' tokens."""
     folder, counts = model_folders(name), DraftCounts()
     prompt, reference = random_tokens(20, seed=4), Reference(folder)
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -97,6 +97,6 @@ def test_windows_sinks_and_latents_verify_drafts(name: str, model_folders: Model
 
 
 def test_drafters_with_weights_are_refused_by_name(model_folders: ModelFolders) -> None:
-    """As before a GPU verified drafts."""
+    """Drafters with weights, which a GPU does not support, are refused by their method."""
     with pytest.raises(ConfigError, match="method mtp drafts on CPUs only so far, not on a GPU"):
         on_gpu_path(model_folders("qwen3"), {"method": "mtp"})

@@ -1,4 +1,4 @@
-"""A decoder in fused steps: its logits are transformers'."""
+"""A decoder in fused steps has transformers' logits."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
 }
 STEPS = ({0: 14}, {0: 1, 1: 9}, {0: 1, 1: 1}, {0: 1, 1: 11})
-"""New tokens by sequence: prompts alone, beside a decode, decodes, a chunk behind what is cached."""
+"""New tokens by sequence: prompts alone, beside a decode, decodes, a chunk after cached tokens."""
 
 
 class WrittenAttention(TorchPagedAttention):
-    """A PagedKv in plain torch: it takes K and V of the step from their pages."""
+    """A PagedKv in plain torch: it reads K and V of the step from their pages."""
 
     kv_scale = 1.0
 
@@ -99,7 +99,7 @@ class Models:
 
 
 def batch_of(starts: list[int], counts: list[int], seqs: list[int]) -> AttentionBatch:
-    """``counts[i]`` tokens of sequence ``seqs[i]`` behind ``starts[i]`` cached; each has its own blocks."""
+    """A batch with ``counts[i]`` tokens of sequence ``seqs[i]`` after ``starts[i]`` cached; blocks differ."""
     tables = 1 + BLOCKS_EACH * np.array(seqs)[:, None] + np.arange(BLOCKS_EACH)
     positions = np.concatenate([np.arange(s, s + c) for s, c in zip(starts, counts, strict=True)])
     owners = np.repeat(np.arange(len(seqs)), counts)
@@ -127,7 +127,7 @@ def build(
 
 
 def largest_difference(models: Models) -> float:
-    """Of the logits after each step's sequences, over all of STEPS."""
+    """The largest difference of logits after each step's sequences, over all of STEPS."""
     tokens: dict[int, list[int]] = {0: [], 1: []}
     generator = np.random.default_rng(0)
     difference = 0.0
@@ -161,7 +161,7 @@ def test_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", ["biases", "norms of queries and keys, a tied head", "experts"])
 @torch.inference_mode()
 def test_by_kernels_alone_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
-    """The passes and the attention, as on a GPU."""
+    """The elementwise ops and the attention are Triton's, as on a GPU."""
     make_model_folder(tmp_path, **VARIANTS[variant])
     assert largest_difference(build(tmp_path, TritonOps(), TritonPagedAttention)) < 2e-5
 

@@ -1,4 +1,4 @@
-"""How many parts the KV of a step is split into."""
+"""The number of parts that the KV of a step is split into."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def splitter(num_places: int = 130_000) -> KvSplitter:
 
 
 def splits_of(num_seqs: int, longest: int) -> Splits:
-    """Of decodes."""
+    """The splits of decodes."""
     return splitter().choose(
         num_programs=num_seqs * NUM_KV_HEADS, num_rows=num_seqs * NUM_HEADS, longest=longest
     )
 
 
 def test_one_sequence_keeps_every_processor_busy() -> None:
-    """Alone, a sequence of some length is split among more programs than there are processors."""
+    """A single sequence of some length is split among more programs than there are processors."""
     splits = splits_of(1, 4096)
     assert splits.number * NUM_KV_HEADS > NUM_PROCESSORS
     assert splits.number * splits.min_part <= 4096
@@ -42,7 +42,7 @@ def test_many_sequences_are_split_only_where_they_are_long() -> None:
 
 
 def test_short_sequences_are_left_whole() -> None:
-    """What is read in no time is not worth a merging."""
+    """The time saved on a short sequence is less than that of merging."""
     assert splits_of(1, 128).number == 1
 
 
@@ -55,7 +55,7 @@ def test_short_sequences_are_left_whole() -> None:
 def test_results_of_parts_fit_into_the_scratch(
     num_programs: int, num_rows: int, longest: int, num_places: int
 ) -> None:
-    """Whatever is asked for; the number of parts is a power of two, as the merging takes no other."""
+    """Results always fit; the number of parts is a power of two, as merging requires."""
     number = splitter(num_places).choose(num_programs=num_programs, num_rows=num_rows, longest=longest).number
     assert 1 <= number <= MAX_SPLITS
     assert number & (number - 1) == 0
@@ -71,8 +71,8 @@ def test_results_of_parts_fit_into_the_scratch(
 def test_a_prefix_takes_the_parts_that_are_left(
     num_seqs: int, num_heads: int, longest: int, num_places: int
 ) -> None:
-    """All are merged at once: a power of two in all, which the scratch has room for, and each part is one
-    pass's. Where there is no room for two, there is no pass."""
+    """All parts are merged at once: their total is a power of two that fits into the scratch, divided between
+    both passes. Without space for two there is no pass."""
     num_rows = num_seqs * num_heads
     sizes = {"num_programs": num_seqs, "num_rows": num_rows, "longest": longest}
     both = splitter(num_places).choose_beside_prefix(**sizes)

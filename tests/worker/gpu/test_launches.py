@@ -1,4 +1,4 @@
-"""A request does not wait for a compiler: every kernel that serves was compiled by the warm-up runs."""
+"""No request waits for a compiler: the warm-up runs compile every kernel that serves."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ CASCADE = {"disable_cascade_attn": False}
 def test_serving_launches_no_kernel_that_was_not_warmed_up(
     family: str, features: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Whatever numbers of requests and tokens come, whatever they ask for, with drafts of any length,
-    and behind a prefix."""
+    """For any numbers of requests and tokens, any parameters, drafts of any length, and with a prefix."""
     folder = make_model_folder(
         tmp_path / "model",
         family,

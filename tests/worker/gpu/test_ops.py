@@ -1,4 +1,4 @@
-"""The passes between a decoder's products: the twin against transformers, the kernels against the twin."""
+"""The elementwise ops between a decoder's GEMMs: torch's against transformers, kernels against torch's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK_SIZE = 16
 NUM_BLOCKS = 4
 MAX_POSITIONS = 50
 SLOTS = (BLOCK_SIZE, -1, BLOCK_SIZE + 1, 3 * BLOCK_SIZE - 1, 3 * BLOCK_SIZE)
-"""Slots of five tokens; the second has nowhere to go."""
+"""Slots of five tokens; the second has no slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def test_pool_of_8_bits_holds_scaled_keys_and_values_and_the_largest_for_what_is
 ) -> None:
     case = rope_case(2, 1, 64, torch.float32, norm=False)
     scale = 0.5
-    exact = torch.linspace(-7, 7, 15)[torch.randint(15, case.qkv.shape)]  # eight bits hold these
+    exact = torch.linspace(-7, 7, 15)[torch.randint(15, case.qkv.shape)]  # exact in eight bits
     exact[0, -1] = 1000.0
     unturned = torch.cat((torch.ones(MAX_POSITIONS, 32), torch.zeros(MAX_POSITIONS, 32)), dim=-1)
     case = RopeCase(2, 1, 64, torch.float32, exact, unturned, case.positions, None)
@@ -142,8 +142,7 @@ def test_pool_of_8_bits_holds_scaled_keys_and_values_and_the_largest_for_what_is
 def test_kernel_rotates_and_writes_what_the_twin_does(
     num_heads: int, num_kv_heads: int, head_dim: int, norm: bool, dtype: torch.dtype, tolerance: float
 ) -> None:
-    """The interpreter rounds fp16 as a GPU does (bf16 it cuts off): equal to the bit means rounded at the
-    same places."""
+    """The interpreter rounds fp16 as a GPU does (and truncates bf16): equal bits mean equal roundings."""
     case = rope_case(num_heads, num_kv_heads, head_dim, dtype, norm=norm)
     for twin, kernel in zip(case.run(TorchOps()), case.run(TritonOps()), strict=True):
         torch.testing.assert_close(kernel, twin, rtol=tolerance, atol=tolerance)
@@ -162,7 +161,7 @@ def test_kernel_normalizes_as_the_twin_does(
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2.0**-10), (torch.float32, 2e-6)])
 def test_kernel_gates_as_the_twin_does(dtype: torch.dtype, tolerance: float) -> None:
-    """Up to the last bit of a number: the exponential of torch is another."""
+    """The gates of kernel and torch agree up to the last bit: torch's exponential is another one."""
     gate_up = torch.randn(3, 2 * 1500).to(dtype)
     torch.testing.assert_close(
         TritonOps().swiglu(gate_up), TorchOps().swiglu(gate_up), rtol=tolerance, atol=1e-6
@@ -179,7 +178,7 @@ def test_triton_is_chosen_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def rope_build(num_heads: int, num_kv_heads: int, *, norm: bool, pool: str = "bf16") -> KernelBuild:
-    """Of a model with heads of 128 numbers and blocks of 16 tokens."""
+    """A build for a model with heads of 128 numbers and blocks of 16 tokens."""
     pointers = dict.fromkeys(("qkv", "cos_sin", "query"), "*bf16:16") | {
         "keys": f"*{pool}:16",
         "values": f"*{pool}:16",

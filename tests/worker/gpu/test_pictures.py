@@ -1,4 +1,4 @@
-"""Pictures on the steps of a GPU: uploaded positions, no graph where pictures are, fused steps elsewhere."""
+"""Pictures in the steps of a GPU: uploaded positions, no graphs with pictures, fused steps without."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ A, B, C = picture(3, 4, 1), picture(2, 5, 2), picture(6, 3, 3)
 
 @pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl", "mistral3"])
 def test_tokens_are_those_of_transformers(model_type: str, model_folder: Path, tmp_path: Path) -> None:
-    """Two turns of two jobs, beside each other; one's pixels are lost, which concerns nobody else."""
+    """Two turns of two jobs run side by side; a third request's lost pixels affect no other request."""
     folder = make_picture_folder(tmp_path / "model", model_type, model_folder)
     reference = PictureReference(folder)
     prompts = {"x": (7, A, 13, B, 20), "y": (3, C, 2, B, 4)}
@@ -37,7 +37,7 @@ def test_tokens_are_those_of_transformers(model_type: str, model_folder: Path, t
 
 
 def test_drafts_behind_pictures_are_verified(model_folder: Path, tmp_path: Path) -> None:
-    """Behind a token more: to transformers' ``generate``, what follows a picture at the end belongs to it."""
+    """A token follows the picture: transformers' ``generate`` counts text right after it as picture."""
     folder = make_picture_folder(tmp_path / "model", "qwen3_vl", model_folder)
     speculative = {"method": "ngram", "num_speculative_tokens": 3}
     options = {"device": "cpu", "attention_backend": "triton", "speculative_config": speculative}

@@ -79,7 +79,7 @@ def case() -> AttentionCase:
 
 
 class Floor:
-    """A PromptAttention that says that it was called."""
+    """A PromptAttention that shows that it was called."""
 
     def attend(
         self,
@@ -108,7 +108,7 @@ def run(
     chunk: int | None = None,
     batch: StepBatch | None = None,
 ) -> torch.Tensor:
-    heads_first = case.query[NUM_DECODES:].transpose(0, 1).contiguous()  # as transformers' code has it
+    heads_first = case.query[NUM_DECODES:].transpose(0, 1).contiguous()  # like transformers' code
     return attention.attend(
         case.pool[:, LAYER, 0],
         case.pool[:, LAYER, 1],
@@ -130,7 +130,7 @@ def select(case: AttentionCase, min_query_tokens: int = 1) -> PromptAttention:
 
 
 def expected(case: AttentionCase, window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
-    """In fp64, of the prompts alone."""
+    """The prompts' results in fp64."""
     return reference_output(case, window, soft_cap)[NUM_DECODES:]
 
 
@@ -175,7 +175,7 @@ def install(monkeypatch: pytest.MonkeyPatch, modules: list[ModuleType]) -> None:
 
 @pytest.fixture(params=[*INSTALLED, "torch's own"])
 def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """One library, no other."""
+    """Installs one library and no other."""
     name: str = request.param
     install(monkeypatch, INSTALLED.get(name, []))
     if name not in INSTALLED:
@@ -226,7 +226,7 @@ def test_library_that_is_wrong_is_left_alone_and_that_is_said(
 def test_library_that_is_wrong_is_seen_over_small_numbers_of_8_bits(
     case: AttentionCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What such a pool holds is a hundredth of what is compared."""
+    """Numbers in such a pool are a hundredth of those that are compared."""
 
     def full(*arguments: object, **named: torch.Tensor) -> torch.Tensor:
         return stand_ins.flash_attn_varlen_func(**(named | {"causal": False}))  # type: ignore[arg-type]
@@ -283,7 +283,7 @@ def test_flashinfer_plans_once_for_the_layers_of_a_step(
 
 
 class PlanOnItsWay(HostStreams):
-    """A queue in which a plan's copy is made when somebody waits for it."""
+    """A queue that copies a plan only when someone waits for it."""
 
     is_copied = True
 
@@ -315,7 +315,7 @@ def test_flashinfer_plans_anew_once_the_plan_before_has_left_the_host(
 
 
 class RecordedKernel(TwoParts):
-    """A DenseKernel that keeps how many tokens of KV it was given at a time."""
+    """A DenseKernel that records how many tokens of KV it gets at a time."""
 
     def __init__(self) -> None:
         super().__init__(flash_on_cpu)
@@ -371,7 +371,7 @@ def test_cudnn_is_not_given_what_it_would_misread() -> None:
 
 
 def test_two_parts_ask_for_few_sizes() -> None:
-    """A kernel may plan for each: steps of 16 cached and 8 query tokens leave these."""
+    """A kernel may plan for each size: steps of 16 cached and 8 query tokens leave these."""
     sizes = set()
 
     def recorded(
@@ -398,7 +398,7 @@ def test_merge_takes_nothing_from_a_part_that_weighs_nothing() -> None:
 
 
 def test_sizes_that_kernels_plan_for_are_few_however_long_prompts_are() -> None:
-    """All of what is cached, none twice; no more than a quarter of the queries are padding."""
+    """The parts cover all cached tokens, none twice; at most a quarter of the queries are padding."""
     cached, rows = set(), set()
     for num_tokens in range(0, 131_072, 1024):
         parts = list(portions(num_tokens, 1024))
@@ -433,7 +433,7 @@ def test_kernel_gathers_what_the_twin_does_and_that_is_the_sequences(
 
 
 def test_what_lies_before_a_window_may_be_anything(installed: str, case: AttentionCase) -> None:
-    """Pages that went to another sequence, whose numbers are none, are not read."""
+    """Pages that went to another sequence, with NaN, are not read."""
     if installed == "its forward kernels, without windows":
         pytest.skip("it leaves windows to the floor")
     output = run(select(case), with_stale_blocks(case, 6), 6)

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts on the steps of a GPU, in Triton's interpreter."""
+"""Log-probabilities of prompts in the steps of a GPU, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.worker.test_prompt_logprobs import check
 @pytest.mark.usefixtures("wide_tiles")
 @pytest.mark.parametrize("name", ["qwen3", "gpt-oss"])
 def test_they_are_those_of_transformers(name: str, model_folders: ModelFolders) -> None:
-    """Of a model that runs by fused ops and of one that does not, in chunks, beside a request without."""
+    """Log-probabilities are transformers' with fused ops and without, in chunks, next to another request."""
     folder = model_folders(name)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     told = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=2)

@@ -27,7 +27,7 @@ NUM_OUTPUTS = 6
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama4", "gemma2", pytest.param("gpt_oss", marks=pytest.mark.long)])
 def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """By fused steps and through transformers, though blocks that a window has left behind hold NaN."""
+    """Fused steps and transformers' code give the tokens although blocks that a window has left hold NaN."""
     if name in NATIVE:
         make_model_folder(tmp_path, **NATIVE[name])
     else:
@@ -40,7 +40,7 @@ def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fused_steps_attend_to_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokens are those of torch over one block table."""
+    """The tokens are those of torch with one block table."""
     folder = make_model_folder(tmp_path, "qwen2", num_layers=4)
     with_chunks(monkeypatch, 20, None, 20, None)
     outputs = run_all(HandPlans(folder, groups_by_window, attention="triton"), NUM_OUTPUTS)

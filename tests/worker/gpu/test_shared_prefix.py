@@ -22,8 +22,8 @@ FEW_ROWS, MANY_ROWS = Tiling(16, 32, 4, 3), Tiling(64, 64, 4, 3)
 
 
 def with_shared_prefix(case: AttentionCase, num_tokens: int, members: list[int]) -> AttentionCase:
-    """The case whose members begin with the first one's tokens. Only that one's block table says where they
-    are: those of the others lead to numbers that are none."""
+    """The case whose members begin with the first one's tokens. Only the first one's block table leads to
+    them: those of the others lead to NaN."""
     leader, *others = members
     for seq in others:
         for mine, its in zip(case.sequences[seq], case.sequences[leader], strict=True):
@@ -53,7 +53,7 @@ def attend(
     sinks: torch.Tensor | None = None,
     kv_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Both passes, merged, in fp64."""
+    """The merged result of both passes, in fp64."""
     step = with_prefix(device_step(case, len(case.sequences), num_empty), num_tokens, members)
     pages = Pages(case.pool[:, LAYER, 0], case.pool[:, LAYER, 1])
     write_kv(pages, case.key, case.value, step.slots, kv_scale)
@@ -93,8 +93,8 @@ def test_a_prefix_is_read_where_the_first_has_it(
     num_splits: int,
     tiling: Tiling,
 ) -> None:
-    """Whoever shares it attends to it there, and to its own tokens behind; others to theirs alone; places
-    that nobody took to nothing."""
+    """Members attend to the prefix in the pass, and to their own tokens after it; others only to their own;
+    places without a sequence to nothing."""
     num_tokens = units * PREFIX_UNIT
     contexts = [num_tokens + page + rest for rest in rests] + others
     lengths = tuple((uniform_len, context + uniform_len) for context in contexts)
@@ -133,7 +133,7 @@ def test_a_soft_cap_and_sinks() -> None:
 
 
 def test_kv_of_8_bits() -> None:
-    """Both passes know its scale."""
+    """Both passes apply its scale."""
     case, scale = shared_case(), 0.25
     case = replace(
         case,
@@ -148,7 +148,7 @@ def test_kv_of_8_bits() -> None:
 
 @pytest.mark.slow
 def test_layers_with_a_window_or_chunks_read_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a step that has a prefix, too; a layer that sees all has the pass."""
+    """Also in steps with a prefix, such layers read their own keys; full attention uses the pass."""
     case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=LENGTHS)
     passes: list[int] = []
 

@@ -1,4 +1,4 @@
-"""What the kernels of attention take of a Hopper GPU, as they are launched for a model like Llama-3.1-8B."""
+"""The resources of the attention kernels on a Hopper GPU, launched for a model like Llama-3.1-8B."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POOLS = ((BF16, 16, 128), (BF16, 64, 128), (FP8, 16, 128), (BF16, 16, 256))
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, LaunchRecorder]:
-    """Of each kernel, none of which runs."""
+    """The recorder of each kernel; no kernel runs."""
     names = ("uniform_kernel", "prefix_kernel", "prompt_kernel", "merge_kernel", "write_kernel")
     recorders = {name: LaunchRecorder(getattr(triton_attention, name)) for name in names}
     for name, recorder in recorders.items():
@@ -42,7 +42,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, LaunchRecorder]:
 
 
 def test_decodes_and_drafts(launches: dict[str, LaunchRecorder]) -> None:
-    """Nothing is spilled, and so many programs fit on a processor that many wait for memory at a time."""
+    """Nothing is spilled, and enough programs fit on a processor to hide memory latency."""
     for pool in POOLS:
         launch_uniform(*pool, uniform_len=4)
     builds = launches["uniform_kernel"].builds
@@ -55,8 +55,8 @@ def test_decodes_and_drafts(launches: dict[str, LaunchRecorder]) -> None:
 
 @pytest.mark.parametrize("shared_bytes", [MAX_SHARED_BYTES, 99 * 1024])
 def test_prompts(shared_bytes: int, launches: dict[str, LaunchRecorder]) -> None:
-    """Shared memory holds the tiles, a Hopper's and what other GPUs have. Nothing is spilled, or a few
-    numbers by tiles that were a fifth faster on an H200."""
+    """The tiles of Hopper and of other GPUs fit into shared memory. Nothing is spilled, except a few numbers
+    by tiles that were a fifth faster on an H200."""
     for pool in POOLS:
         launch_prompts(*pool, shared_bytes)
     builds = launches["prompt_kernel"].builds
@@ -68,8 +68,8 @@ def test_prompts(shared_bytes: int, launches: dict[str, LaunchRecorder]) -> None
 
 @pytest.mark.parametrize("num_seqs", [8, 64])
 def test_prefixes(num_seqs: int, launches: dict[str, LaunchRecorder]) -> None:
-    """Few rows have the tiles of decodes, many those of prompts. Nothing is spilled, nor by what attends to
-    the rest, and the shared memory of all GPUs holds the tiles."""
+    """Few rows use the tiles of decodes, many those of prompts. Neither these nor the pass over the rest
+    spill, and the tiles fit into the shared memory of all GPUs."""
     for pool in POOLS:
         launch_prefix(*pool, num_seqs)
     builds = launches["prefix_kernel"].builds + launches["uniform_kernel"].builds
@@ -80,7 +80,7 @@ def test_prefixes(num_seqs: int, launches: dict[str, LaunchRecorder]) -> None:
 
 
 def test_merging_and_writing(launches: dict[str, LaunchRecorder]) -> None:
-    """Nothing is spilled by the small kernels either."""
+    """The small kernels spill nothing either."""
     launch_uniform(BF16, 16, 128, uniform_len=1)
     key = torch.empty((64, NUM_KV_HEADS, 128), dtype=BF16, device="meta")
     write_kv(pages_of(FP8, 16, 128), key, key, torch.empty(64, dtype=torch.int64, device="meta"), 1.0)
@@ -136,7 +136,7 @@ def launch_prompts(dtype: torch.dtype, page: int, head_dim: int, shared_bytes: i
 
 
 def queries(num_tokens: int, head_dim: int) -> torch.Tensor:
-    """As a product of a fused weight leaves them."""
+    """Queries with the strides of a fused weight's product."""
     fused = torch.empty((num_tokens, (GROUP + 2) * NUM_KV_HEADS, head_dim), dtype=BF16, device="meta")
     return fused[:, : GROUP * NUM_KV_HEADS]
 

@@ -1,4 +1,4 @@
-"""One copy a step: its memory stays as it is while it may be read, and its arrays lie where graphs look."""
+"""One copy a step: its memory is unchanged while it may be read, and arrays are where graphs read them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DEVICE = torch.device("cpu")
 
 @dataclass(slots=True)
 class _Queued:
-    """Copies that a slow device has not made yet."""
+    """Copies that a slow device has not yet made."""
 
     read: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Memory of the host, and what it held when it was sent."""
+    """Host memory, and its content when it was sent."""
     arriving: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Memory of the host, and what is to be there."""
+    """Host memory, and its later content."""
 
     @torch.inference_mode()
     def finish(self) -> None:
@@ -38,8 +38,7 @@ class _Queued:
 
 
 class SlowStreams(HostStreams):
-    """A device that does nothing before it is waited for: it reads at the last moment, and what it brings is
-    garbage until then."""
+    """A device that works only when it is waited for: it reads late, and its results are garbage before."""
 
     def __init__(self) -> None:
         self._queue: deque[_Queued] = deque()
@@ -74,7 +73,7 @@ class _SlowMark:
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_nothing_is_overwritten_or_read_too_early(steps_in_flight: int, model_folders: ModelFolders) -> None:
-    """With a device that copies as late as it may, every token is right; each step took one copy."""
+    """With a device that copies as late as possible, every token is right; each step makes one copy."""
     folder, streams = model_folders("qwen3"), SlowStreams()
     engine = DeviceEngine(
         folder,
@@ -96,7 +95,7 @@ def test_nothing_is_overwritten_or_read_too_early(steps_in_flight: int, model_fo
 
 
 def test_a_buffer_is_written_again_only_when_its_copy_is_made() -> None:
-    """Also when nobody waits for anything else, however many steps follow each other."""
+    """A buffer is not written again before its copy, even if no one waits, for any number of steps."""
     streams = SlowStreams()
     staging = Staging(words_of((4, 4)), DEVICE, streams)
     for step in range(6):
@@ -107,7 +106,7 @@ def test_a_buffer_is_written_again_only_when_its_copy_is_made() -> None:
 
 
 def test_arrays_of_equal_lengths_lie_at_the_same_place() -> None:
-    """What a step puts first is found at one address, whatever follows it; each at a multiple of 16 bytes."""
+    """A step's first array has a fixed address, whatever follows; each starts at a multiple of 16 bytes."""
     staging = Staging(words_of((3, 4), (5, 8), (9, 4)), DEVICE, HostStreams())
     addresses = set()
     for step in range(4):
@@ -124,7 +123,7 @@ def test_arrays_of_equal_lengths_lie_at_the_same_place() -> None:
 
 
 def test_sizes_of_graphs() -> None:
-    """Small sizes one by one, then in coarser steps, the limit itself; the smallest that fits is taken."""
+    """Small sizes come one by one, then in coarser steps, then the limit; the smallest that fits is used."""
     sizes = GraphSizes.up_to(100)
     assert sizes.sizes[:5] == (1, 2, 4, 8, 16)
     assert sizes.sizes[-1] == sizes.largest == 100
@@ -138,7 +137,7 @@ def test_sizes_of_graphs() -> None:
 
 
 def test_graphs_that_verify_drafts() -> None:
-    """Without drafts there are none; with drafts, beside those of decodes, as many as the tokens allow."""
+    """Without drafts there are none; with drafts they are added, as many as the tokens allow."""
     assert list(GraphSizes.up_to(4).shapes()) == [(1, 1), (2, 1), (4, 1)]
     sizes = GraphSizes.up_to(8, verified_len=5, max_tokens=20)
     assert list(sizes.shapes()) == [(1, 1), (2, 1), (4, 1), (8, 1), (1, 5), (2, 5), (4, 5)]

@@ -29,7 +29,7 @@ FP8 = torch.float8_e4m3fn
 
 @st.composite
 def mixed_cases(draw: st.DrawFn) -> AttentionCase:
-    """Decodes shortest first, often followed by prompts; whatever a model may choose."""
+    """Decodes shortest first, often followed by prompts; with all that a model may choose."""
     num_kv_heads = draw(st.integers(1, 2))
     decodes = sorted(draw(st.lists(st.integers(1, 150), max_size=2)))
     chunks = st.tuples(st.integers(2, 40), st.integers(0, 20) | st.integers(0, 100))
@@ -52,8 +52,8 @@ windows = st.none() | st.sampled_from((1, 16, 33)) | st.integers(1, 150)
 @settings(max_examples=15)
 @given(case=mixed_cases(), window=windows)
 def test_a_step_equals_the_reference(case: AttentionCase, window: int | None) -> None:
-    """At any lengths, block tables, windows and groupings of heads, decodes and prompts are off by no more
-    than the roundings of their type."""
+    """With any lengths, block tables, windows and head groups, decodes and prompts err by no more than the
+    roundings of their type."""
     error = (paged_output(case, window, TritonPagedAttention) - reference_output(case, window)).abs()
     assert error.max() < max(1e-5, 4 * torch.finfo(case.pool.dtype).eps)
 
@@ -86,8 +86,8 @@ def test_tiles_and_pages_have_sizes_of_their_own(
 def test_drafts_are_verified_beside_empty_places(
     uniform_len: int, group: int, contexts: list[int], num_empty: int, num_splits: int, window: int | None
 ) -> None:
-    """Each of a sequence's new tokens sees those before it; where a graph has a place for a sequence that is
-    not there, nothing of the pool is read and zeros are written."""
+    """Each of a sequence's new tokens sees those before it; for a graph's places without a sequence, no
+    memory of the pool is read and zeros are written."""
     lengths = tuple((uniform_len, context + uniform_len) for context in contexts)
     case = make_case(num_kv_heads=2, num_heads=2 * group, dtype=torch.float32, lengths=lengths, head_dim=16)
     poison_unused_blocks(case)
@@ -100,7 +100,7 @@ def test_drafts_are_verified_beside_empty_places(
 
 
 def test_scores_stay_within_a_soft_cap() -> None:
-    """Scores that reach far beyond the cap are bent to it."""
+    """Scores that far exceed the cap are bent to it."""
     case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=((1, 40), (1, 150), (5, 140)))
     case = replace(case, query=case.query * 50)
     got = attend(case, Tiling(16, 32, 4, 3), 2, num_uniform=2, soft_cap=5.0)
@@ -110,7 +110,7 @@ def test_scores_stay_within_a_soft_cap() -> None:
 @pytest.mark.parametrize("num_splits", [1, 4])
 @pytest.mark.parametrize("window", [None, 40])
 def test_sinks(num_splits: int, window: int | None) -> None:
-    """A head's sink takes its share of the weights once, however many splits there are."""
+    """A head's sink takes its share of the weights once, with any number of splits."""
     case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=((1, 30), (1, 150), (20, 170)))
     sinks = torch.linspace(-2.0, 4.0, case.query.shape[1])
     got = attend(case, Tiling(16, 32, 4, 3), num_splits, num_uniform=2, window=window, sinks=sinks)
@@ -119,7 +119,7 @@ def test_sinks(num_splits: int, window: int | None) -> None:
 
 @pytest.mark.parametrize("num_splits", [1, 4])
 def test_the_padding_of_a_graph_has_no_sinks(num_splits: int) -> None:
-    """Its result is zeros all the same."""
+    """The result of padding is zeros."""
     case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=((1, 30), (1, 150)))
     sinks = torch.linspace(-2.0, 4.0, case.query.shape[1])
     got = attend(case, Tiling(16, 32, 4, 3), num_splits, num_uniform=2, sinks=sinks, num_empty=1)
@@ -129,7 +129,7 @@ def test_the_padding_of_a_graph_has_no_sinks(num_splits: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 7, 40])
 def test_what_lies_before_a_window_may_be_anything(window: int) -> None:
-    """Even NaN of another sequence, in a tile that the window begins in."""
+    """NaN of another sequence is ignored, also in a tile that the window begins in."""
     case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=((1, 30), (1, 150), (20, 170)))
     stale = with_stale_blocks(case, window)
     got = attend(stale, Tiling(16, 32, 4, 3), 2, num_uniform=2, window=window)
@@ -139,7 +139,7 @@ def test_what_lies_before_a_window_may_be_anything(window: int) -> None:
 @pytest.mark.parametrize("num_splits", [1, 4])
 @pytest.mark.parametrize("chunk", [1, 7, 32, 64, 200])
 def test_a_chunk_is_all_that_its_tokens_see(chunk: int, num_splits: int) -> None:
-    """What lies before the chunk of a sequence's first new token may be anything, even NaN."""
+    """Keys before the chunk of a sequence's first new token may be anything, even NaN."""
     lengths = ((1, 30), (1, 129), (1, 150), (20, 170), (70, 70))
     case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=lengths)
     stale = with_stale_blocks(case, chunk=chunk)
@@ -152,7 +152,7 @@ def test_a_chunk_is_all_that_its_tokens_see(chunk: int, num_splits: int) -> None
 
 
 def test_the_padding_of_a_graph_has_no_chunk() -> None:
-    """Its result is zeros."""
+    """The result of padding is zeros."""
     case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=((1, 30), (1, 150)))
     got = attend(case, Tiling(16, 32, 4, 3), 2, num_uniform=2, chunk=64, num_empty=1)
     assert (got[:-1] - reference_output(case, None, chunk=64)).abs().max() < 1e-5
@@ -161,7 +161,7 @@ def test_the_padding_of_a_graph_has_no_chunk() -> None:
 
 @pytest.mark.parametrize("kv_scale", [1.0, 0.25])
 def test_kv_of_8_bits_is_attended_as_it_is(kv_scale: float) -> None:
-    """Numbers that 8 bits can say are attended as exactly as if they had more."""
+    """Numbers that 8 bits represent exactly are attended to without further error."""
     case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=((1, 30), (1, 150), (20, 70)))
     case = replace(
         case,
@@ -176,7 +176,7 @@ def test_kv_of_8_bits_is_attended_as_it_is(kv_scale: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8])
 def test_what_is_written(dtype: torch.dtype) -> None:
-    """A token's K and V are in its slot and nowhere else; without a slot, nowhere."""
+    """A token's K and V are in its slot and nowhere else; without a slot they are not written."""
     pages = Pages(*torch.zeros(2, 4, 8, 2, 24).to(dtype))
     rows = in_8_bits(torch.randn(3, 4, 24, generator=torch.Generator().manual_seed(0)), 1.0)
     key, value = rows[:, :2], rows[:, 2:]
@@ -189,7 +189,7 @@ def test_what_is_written(dtype: torch.dtype) -> None:
 
 
 def test_numbers_too_large_for_8_bits_become_the_largest() -> None:
-    """Not NaN, which is what is there beyond."""
+    """Numbers beyond 8 bits become the largest number, not NaN."""
     pages = Pages(*torch.zeros(2, 2, 8, 1, 16).to(FP8))
     key = torch.tensor([1e6, -1e6, 448, 449]).repeat(4).view(1, 1, 16)
     write_kv(pages, key, -key, torch.tensor([8]), 1.0)
@@ -200,7 +200,7 @@ def test_numbers_too_large_for_8_bits_become_the_largest() -> None:
 
 @pytest.mark.slow
 def test_a_query_may_be_part_of_something_larger() -> None:
-    """Queries, keys and values are taken where a product left them, whatever lies between."""
+    """Queries, keys and values are read with the strides of a product."""
     case = make_case(num_kv_heads=2, dtype=torch.float32)
     wanted = paged_output(case, None, TritonPagedAttention)
     fused = torch.cat((case.query, case.key, case.value), dim=1)
@@ -222,8 +222,8 @@ def attend(
     sinks: torch.Tensor | None = None,
     num_empty: int = 0,
 ) -> torch.Tensor:
-    """By the kernels, so tiled and split, in fp64. The first ``num_uniform`` sequences have equally many
-    tokens; ``num_empty`` places that nobody took follow."""
+    """The kernels' result, tiled and split, in fp64. The first ``num_uniform`` sequences have equal numbers
+    of tokens; ``num_empty`` places without a sequence follow."""
     step = device_step(case, num_uniform, num_empty)
     pages = Pages(case.pool[:, LAYER, 0], case.pool[:, LAYER, 1])
     write_kv(pages, case.key, case.value, step.slots, 1.0)
@@ -271,7 +271,7 @@ def device_step(case: AttentionCase, num_uniform: int, num_empty: int) -> StepBa
 
 
 def poison_unused_blocks(case: AttentionCase) -> None:
-    """Whoever reads a number of a block that no sequence has sees that it is none."""
+    """Writes NaN to the blocks that no sequence has, so that reading one shows."""
     used = torch.zeros(len(case.pool), dtype=torch.bool)
     used[torch.from_numpy(case.batch.block_tables).flatten()] = True
     used[0] = False

@@ -1,4 +1,4 @@
-"""The engine on Triton's kernels, in their interpreter, and what it says where that cannot be."""
+"""The engine on Triton's kernels, in their interpreter, and its errors where they cannot run."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ def triton_llm(folder: Path, kv_cache_dtype: str = "auto", kv_cache_scale: float
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "mistral-window", "olmo2", "qwen3-moe", "glm4-moe"])
 def test_tokens_are_those_of_transformers(name: str, model_folders: ModelFolders) -> None:
-    """Served by Triton's kernels, models choose the tokens that transformers' own code chooses; the second
-    turn finds the KV of the first."""
+    """Models on Triton's kernels choose transformers' tokens; the second turn hits the KV of the first."""
     folder = model_folders(name)
     reference = Reference(folder)
     greedy = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
@@ -57,8 +56,8 @@ def test_tokens_are_those_of_transformers(name: str, model_folders: ModelFolders
 
 @pytest.mark.slow
 def test_who_reads_what_the_same_step_computes(model_folders: ModelFolders) -> None:
-    """Three equal prompts that end a token behind a block, and one that goes on behind it, in one step; then
-    one that finds their block."""
+    """Three equal prompts that end a token after a block, and one that continues it, run in one step; then
+    one that hits their block."""
     folder, greedy = model_folders("qwen3"), SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     reference, prompt = Reference(folder), random_tokens(17, seed=3)
     with triton_llm(folder) as llm:
@@ -71,7 +70,7 @@ def test_who_reads_what_the_same_step_computes(model_folders: ModelFolders) -> N
 
 @pytest.mark.slow
 def test_kv_of_8_bits_changes_little(model_folders: ModelFolders) -> None:
-    """A model whose K and V are stored in 8 bits finds its next token about as likely."""
+    """With K and V in 8 bits, the next tokens are about as likely to the model."""
     folder, prompt = model_folders("qwen3"), random_tokens(40, seed=3)
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=1)
     likely = []
@@ -86,7 +85,7 @@ def test_kv_of_8_bits_changes_little(model_folders: ModelFolders) -> None:
 
 
 def test_kv_of_8_bits_takes_a_quarter_of_32(model_folders: ModelFolders) -> None:
-    """The same memory holds four times the blocks of a model in fp32."""
+    """The same memory holds four times the blocks of fp32."""
     wide = config(model_folders("qwen3"), cache=CacheConfig(kv_cache_memory_bytes=2**20))
     narrow = replace(wide, cache=replace(wide.cache, kv_cache_dtype="fp8_e4m3"))
     counts = []
@@ -105,7 +104,7 @@ def config(
 
 
 def test_a_cpu_without_the_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels for GPUs run on a CPU only if that was asked for twice."""
+    """Kernels for GPUs run on a CPU only if that was requested twice."""
     assert resolve_attention(config(), CPU) == "triton"
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(ConfigError, match=r"attention_backend=triton on cpu .* TRITON_INTERPRET=1"):
@@ -115,7 +114,7 @@ def test_a_cpu_without_the_interpreter_is_refused(monkeypatch: pytest.MonkeyPatc
 def test_a_gpu_takes_triton_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where it is not, torch attends and a line of the log says why; who insists is told so."""
+    """Without Triton, torch attends and a log line says why; if Triton was requested, that is an error."""
     assert resolve_attention(config(backend="auto"), CUDA) == "triton"
     assert resolve_attention(config(backend="torch"), CUDA) == "torch"
     assert resolve_attention(config(backend="auto"), CPU) == "auto"
@@ -137,7 +136,7 @@ def hide_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_triton_stores_8_bits() -> None:
-    """What would ignore kv_cache_dtype refuses it."""
+    """Another backend, which would ignore kv_cache_dtype, refuses it."""
     narrow = CacheConfig(kv_cache_dtype="fp8_e4m3")
     with pytest.raises(ConfigError, match="kv_cache_dtype=fp8_e4m3 needs attention_backend triton"):
         resolve_attention(config(backend="torch", cache=narrow), CUDA)
@@ -145,7 +144,7 @@ def test_only_triton_stores_8_bits() -> None:
 
 
 def test_options_that_mean_nothing_are_refused() -> None:
-    """A type that is not known, a scale that is none or that nothing is divided by."""
+    """An unknown type, and a scale that is no number or cannot divide, are refused."""
     with pytest.raises(ConfigError, match="kv_cache_dtype must be one of auto, fp8_e4m3, got 'int3'"):
         CacheConfig(kv_cache_dtype="int3")
     with pytest.raises(ConfigError, match="kv_cache_scale must be a positive number, got 0"):

@@ -28,7 +28,7 @@ def experts_of(
     by_rank: bool = True,
     clamped: ClampedGate | None = None,
 ) -> Experts:
-    """Random ones, or a rank's: some of them whole, or a part of each."""
+    """Random experts, or a rank's: some whole, or a part of each."""
     shape = SparseShape(EXPERT_SIZE, Routing(NUM_EXPERTS, PER_TOKEN), clamped=clamped)
     part = shape.of_rank(group.size, experts_by_rank=by_rank and group.size > 1)
     experts = Experts(HIDDEN_SIZE, part, Builder(dtype, group)).to_empty(device="cpu").requires_grad_(False)
@@ -39,7 +39,7 @@ def experts_of(
 
 
 def step_of(num_tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Rows, the experts that they go to, of which one is rarely chosen, and weights."""
+    """Rows, their experts, one of which is rarely chosen, and weights."""
     generator = torch.Generator().manual_seed(num_tokens)
     x = torch.randn(num_tokens, HIDDEN_SIZE, generator=generator).to(dtype)
     favor = torch.linspace(0.7, 0.0, NUM_EXPERTS)
@@ -53,7 +53,7 @@ def step_of(num_tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
 def test_sums_are_those_of_torch(
     num_tokens: int, group: TensorParallelGroup, clamped: ClampedGate | None
 ) -> None:
-    """For a row and for tiles that are full or not, of all sizes; a rank leaves out what others have."""
+    """Sums are right for one row, for full and partial tiles of all sizes, and for a rank's experts."""
     experts, step = experts_of(torch.float32, group, clamped=clamped), step_of(num_tokens, torch.float32)
     x, chosen, weights = step
     found = TritonOps().mix_experts(x, experts, chosen, weights)
@@ -62,7 +62,7 @@ def test_sums_are_those_of_torch(
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_rank_adds_the_bias_of_outputs(rank: int) -> None:
-    """Where ranks have a part of each expert."""
+    """Where ranks have a part of each expert, only one adds the bias."""
     experts = experts_of(torch.float32, LoneRank(rank, 2), by_rank=False, clamped=CLAMPED)
     x, chosen, weights = step_of(9, torch.float32)
     found = TritonOps().mix_experts(x, experts, chosen, weights)
@@ -72,7 +72,7 @@ def test_one_rank_adds_the_bias_of_outputs(rank: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("clamped", [None, CLAMPED], ids=["silu", "clamped"])
 def test_halves_are_rounded_where_torch_rounds_them(dtype: torch.dtype, clamped: ClampedGate | None) -> None:
-    """With weights of tokens in fp32, or rounded as some routers round them."""
+    """Weights of tokens are in fp32, or rounded as some routers do."""
     experts, (x, chosen, weights) = experts_of(torch.float16, clamped=clamped), step_of(40, torch.float16)
     found = TritonOps().mix_experts(x, experts, chosen, weights.to(dtype))
     wanted = TorchOps().mix_experts(x, experts, chosen, weights.to(dtype))
@@ -85,8 +85,8 @@ def test_halves_are_rounded_where_torch_rounds_them(dtype: torch.dtype, clamped:
 def test_rows_are_sorted_by_expert_into_tiles(
     num_tokens: int, tile_rows: int, group: TensorParallelGroup
 ) -> None:
-    """In their order, whatever runs first; the tiles have each row of an own expert once, and no other. At
-    9,000 tokens an expert has more tiles than are written at a time."""
+    """The rows stay in order, whatever runs first; the tiles have each row of an own expert once, and no
+    others. With 9,000 tokens an expert has more tiles than are written at a time."""
     experts, chosen = experts_of(torch.float32, group), step_of(num_tokens, torch.float32)[1]
     if num_tokens == 9000:
         chosen[:, 0] = experts.first + 1
@@ -106,7 +106,7 @@ def test_rows_are_sorted_by_expert_into_tiles(
 
 
 def test_numbers_are_rounded_where_torch_rounds_them() -> None:
-    """Nearly: the interpreter cuts bf16 off where a GPU rounds to the nearest."""
+    """The roundings agree nearly: the interpreter truncates bf16 where a GPU rounds to the nearest."""
     experts, (x, chosen, weights) = experts_of(torch.bfloat16), step_of(40, torch.bfloat16)
     found = TritonOps().mix_experts(x, experts, chosen, weights).float()
     wanted = TorchOps().mix_experts(x, experts, chosen, weights).float()
@@ -115,8 +115,8 @@ def test_numbers_are_rounded_where_torch_rounds_them() -> None:
 
 @pytest.mark.slow
 def test_it_fits_a_hopper_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Qwen3-30B-A3B's sizes and gpt-oss-20b's, for decodes and prompts: nothing is spilled, and what
-    smaller GPUs use fits these. On the device meta: no shape depends on data, and no number is read."""
+    """With sizes of Qwen3-30B-A3B and gpt-oss-20b, for decodes and prompts, nothing is spilled, and what
+    smaller GPUs use fits these. Tensors are on the device meta, because no shape depends on data."""
     kernels = ("_sort_rows", "_gates_times_ups", "_multiply_rows", "_sum_rows")
     recorders = [LaunchRecorder(getattr(triton_experts, name)) for name in kernels]
     for name, recorder in zip(kernels, recorders, strict=True):
@@ -140,7 +140,7 @@ def test_it_fits_a_hopper_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_smaller_gpu_has_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An A100 has shared memory for the largest, but too few registers."""
+    """An A100 has shared memory for the largest tiles, but too few registers."""
     for shared_bytes in (CONSUMER_SHARED_BYTES, 163 * 1024):
         monkeypatch.setattr(triton_experts, "shared_bytes_of", lambda _, size=shared_bytes: size)
         assert triton_experts._tiles_for(1 << 20, 128, torch.device("cuda")) == triton_experts._SOME

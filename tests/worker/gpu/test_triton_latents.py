@@ -1,4 +1,4 @@
-"""Attention over latents on a GPU's path, in Triton's interpreter, and what its kernel takes of a Hopper."""
+"""Attention over latents on a GPU's path, in Triton's interpreter, and its kernel's resources on a Hopper."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @st.composite
 def cases(draw: st.DrawFn) -> AttentionCase:
-    """Decodes shortest first, often followed by prompts; a latent is no power of two."""
+    """Decodes shortest first, often followed by prompts; a latent's size is not a power of two."""
     decodes = sorted(draw(st.lists(st.integers(1, 150), max_size=2)))
     chunks = st.tuples(st.integers(2, 40), st.integers(0, 100))
     prompts = draw(st.lists(chunks, min_size=not decodes, max_size=2))
@@ -49,13 +49,13 @@ def cases(draw: st.DrawFn) -> AttentionCase:
 @settings(max_examples=15, deadline=None)
 @given(case=cases())
 def test_a_step_equals_the_reference(case: AttentionCase) -> None:
-    """Decodes and prompts, with NaN wherever nobody wrote."""
+    """Decodes and prompts are right, with NaN in all unwritten memory."""
     error = (latent_output(case, TritonPagedAttention) - latent_reference(case)).abs().max()
     assert error < max(1e-5, 4 * torch.finfo(case.pool.dtype).eps)
 
 
 def test_latents_in_8_bits() -> None:
-    """Are converted as they are read, by decodes and prompts, with their scale."""
+    """Decodes and prompts convert them as they are read, with their scale."""
     kv_scale = 0.25
     case = latent_case(torch.float32, ((1, 40), (1, 90), (20, 70)))
     sequences = [(in_8_bits(key, kv_scale), value) for key, value in case.sequences]
@@ -68,8 +68,7 @@ def test_latents_in_8_bits() -> None:
 @pytest.mark.parametrize("num_splits", [1, 4])
 @pytest.mark.parametrize(("page", "tile"), [(16, 64), (64, 32), (12, 16)])
 def test_drafts_beside_an_empty_place(page: int, tile: int, num_splits: int) -> None:
-    """Each of three new tokens sees those before it, split or not; where a graph has a place for a sequence
-    that is not there, zeros are written."""
+    """Each new token sees those before it, split or not; a graph's place without a sequence gets zeros."""
     case = latent_case(torch.float32, ((3, 390), (3, 3), (3, 140)), num_heads=12, block_size=page)
     batch, latents = case.batch, case.pool[:, LAYER, 0]
     latents[batch.slot_blocks, batch.slot_offsets] = case.key
@@ -94,7 +93,7 @@ def test_drafts_beside_an_empty_place(page: int, tile: int, num_splits: int) -> 
 
 @pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3"])
 def test_tokens_are_those_of_transformers(name: str, model_folders: ModelFolders) -> None:
-    """Through an engine on Triton's kernels; the second turn finds the latents of the first."""
+    """An engine on Triton's kernels gives the tokens; the second turn hits the latents of the first."""
     folder: Path = model_folders(name)
     reference, greedy = Reference(folder), SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     prompts = [random_tokens(33, seed=1), random_tokens(2, seed=2)]
@@ -117,8 +116,8 @@ def test_tokens_are_those_of_transformers(name: str, model_folders: ModelFolders
     ("num_heads", "shared_bytes"), [(16, MAX_SHARED_BYTES), (128, MAX_SHARED_BYTES), (128, 99 * 1024)]
 )
 def test_it_fits_on_a_gpu(num_heads: int, shared_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With DeepSeek-V2-Lite's heads and V3's, on a Hopper and on other GPUs. Nothing is spilled but a few
-    numbers by the tiles of 64 rows, which took half the time of those of 16 on an H200."""
+    """With the heads of DeepSeek-V2-Lite and V3 the kernel fits on a Hopper and on other GPUs. Nothing is
+    spilled but a few numbers by the tiles of 64 rows, which on an H200 took half the time of those of 16."""
     recorder = LaunchRecorder(latent_kernel)
     monkeypatch.setattr(triton_attention, "latent_kernel", recorder)
     monkeypatch.setattr(triton_attention, "merge_kernel", LaunchRecorder(merge_kernel))

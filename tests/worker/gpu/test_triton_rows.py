@@ -11,7 +11,7 @@ from engine.worker.gpu.triton_ops import TritonOps
 from tests.worker.gpu.sm90 import LaunchRecorder, compile_all_for_sm90
 
 SHAPES = ((64, 512), (7, 2048), (33, 80), (520, 1100), (5, 4096))
-"""Outputs and inputs: tiles that are full, and tiles that are not."""
+"""Outputs and inputs: with full tiles, and with partial ones."""
 
 
 def random_case(
@@ -39,7 +39,7 @@ def test_gates_are_opened_on_the_way(outputs: int, inputs: int, bias: bool) -> N
 
 @pytest.mark.slow
 def test_they_stay_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the linears of Llama-3.1-8B."""
+    """The linears of Llama-3.1-8B stay in registers."""
     recorder = LaunchRecorder(triton_rows._linear_of_row)
     monkeypatch.setattr(triton_rows, "_linear_of_row", recorder)
     for outputs, inputs, gated in ((6144, 4096, False), (28672, 4096, True), (4096, 14336, False)):

@@ -30,7 +30,7 @@ BATCH = StateBatch(np.array([1, 2, 20, 3, 17]), np.array([0, 2, 6, 4, 6]), np.ar
 CHUNKED = StateBatch(
     np.array([1, 64, 200, 3, 65, 63]), np.array([0, 2, 6, 4, 6, 0]), np.array([1, 2, 3, 4, 5, 7])
 )
-"""Beside sequences that go token by token, some of chunks: a whole one, less and more."""
+"""Sequences token by token, and some by chunks: a whole chunk, less and more."""
 Make = Callable[[Sizes, StateBatch, torch.dtype], Inputs]
 LAYERS: dict[str, Make] = {
     "causal_conv": lambda *case: conv_inputs(*case, bias=True),
@@ -65,7 +65,7 @@ def test_a_convolution_without_bias_and_with_silu(silu: bool) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_rows_may_be_bf16(name: str) -> None:
-    """Nearly: the interpreter cuts bf16 off where a GPU rounds to the nearest."""
+    """The roundings agree nearly: the interpreter truncates bf16 where a GPU rounds to the nearest."""
     torch.manual_seed(2)
     inputs = LAYERS[name](SIZES[1], BATCH, torch.bfloat16)
     wanted = getattr(torch_states, name)(*inputs[:-1], inputs[-1].clone(), BATCH).float()
@@ -84,8 +84,7 @@ def by_chunks(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
 def test_prompts_by_chunks(
     name: str, sizes: Sizes, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of outputs and states; slots that no sequence has are NaN before and after. Their numbers in fp32
-    are seen here only."""
+    """Rows of outputs and states are right, here also in fp32; slots that no sequence has stay NaN."""
     by_chunks(monkeypatch, dtype)
     torch.manual_seed(3)
     inputs = LAYERS[name](sizes, CHUNKED, dtype)
@@ -100,7 +99,7 @@ def test_prompts_by_chunks(
 
 
 def test_chunks_of_strong_and_of_no_decay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logarithms down to -20 a token, and equal keys that nothing fades: where powers would overflow."""
+    """Logarithms down to -20 a token, and equal keys without decay: there, powers would overflow."""
     by_chunks(monkeypatch, torch.float32)
     torch.manual_seed(4)
     q, k, v, g, beta, pool = delta_rule_inputs(Sizes(1, 2, 16, 16), CHUNKED, torch.float32)
@@ -122,7 +121,7 @@ def _check(name: str, inputs: Inputs) -> None:
 
 
 def test_one_launch_has_what_its_table_says() -> None:
-    """Short sequences first; chunks of the others in the order of their tokens."""
+    """Short sequences come first, then chunks of the others in the order of their tokens."""
     table = table_on(CHUNKED, torch.device("cpu"))
     assert table.num_short == 2
     assert table.sequences.tolist() == [
@@ -139,7 +138,7 @@ def test_one_launch_has_what_its_table_says() -> None:
 
 @pytest.mark.slow
 def test_chunks_fit_a_hopper_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Qwen3-Next's and Granite 4's sizes: nothing is spilled, and two programs share a processor."""
+    """With sizes of Qwen3-Next and Granite 4 nothing is spilled, and two programs share a processor."""
     recorders = []
     for module, kernel in (
         (kernels, "states_before_chunks"),
@@ -164,7 +163,7 @@ def test_chunks_fit_a_hopper_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_it_fits_a_hopper_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Qwen3-Next's sizes: nothing is spilled."""
+    """With sizes of Qwen3-Next nothing is spilled."""
     kernel = f"_{name}"
     recorder = LaunchRecorder(getattr(triton_states, kernel))
     monkeypatch.setattr(triton_states, kernel, recorder)

@@ -1,4 +1,4 @@
-"""Which models' steps a CUDA graph may hold, and that grouped experts change nothing of what they compute."""
+"""Which models' steps a CUDA graph may hold, and that grouped experts do not change their results."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def loaded(name: str, model_folders: ModelFolders) -> CausalModel:
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_native_steps_make_no_host_wait(name: str, model_folders: ModelFolders) -> None:
-    """All but those of states."""
+    """All native models' steps make none, except those with states."""
     model = loaded(name, model_folders)
     group_experts(model, TritonOps())
     assert never_waits(model) == (name not in (*WITH_STATES, *THROUGH_TRANSFORMERS))
 
 
 def test_without_a_grouped_gemm_experts_are_asked_for(model_folders: ModelFolders) -> None:
-    """Plain torch has none: the host has to know which experts are chosen."""
+    """Plain torch has no grouped GEMM: the host must know which experts are chosen."""
     model = loaded("deepseek-v3", model_folders)
     group_experts(model, TorchOps())
     assert not never_waits(model)
@@ -39,7 +39,7 @@ def test_without_a_grouped_gemm_experts_are_asked_for(model_folders: ModelFolder
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "glm4-moe", "gpt-oss", "llama4"])
 def test_grouped_experts_are_those_experts(name: str, model_folders: ModelFolders) -> None:
-    """Of a model that runs layer by layer, each mixture gives the same sums."""
+    """In a model that runs layer by layer, each mixture gives the same sums."""
     before, after = loaded(name, model_folders), loaded(name, model_folders)
     group_experts(after, TritonOps())
     assert isinstance(before, Decoder)

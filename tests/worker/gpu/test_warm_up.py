@@ -1,4 +1,4 @@
-"""Warm-up runs go through steps of every kind and leave nothing behind."""
+"""Warm-up runs include steps of every kind and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.worker.gpu.device_engine import GREEDY, DeviceEngine, spec_of
 @pytest.mark.parametrize("budget", [1, 16, 512, 100_000])
 @pytest.mark.parametrize("verified_len", [1, 17])
 def test_steps_are_ones_that_may_come(verified_len: int, max_num_seqs: int, budget: int) -> None:
-    """Each within the limits; among them the largest prompts, the most decodes, the longest context, and with
-    drafts the longest and the most that are verified."""
+    """Each step is within the limits; they include the largest prompts, the most decodes, the longest
+    context, and with drafts the longest verifications and the most."""
     limits = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
     steps = list(warm_up_steps(limits, 4000, verified_len))
     for step in steps:
@@ -45,7 +45,7 @@ def test_steps_are_ones_that_may_come(verified_len: int, max_num_seqs: int, budg
 
 @pytest.mark.parametrize("graph_sizes", [GraphSizes(()), GraphSizes((1, 4))])
 def test_warm_up_runs_leave_nothing_behind(graph_sizes: GraphSizes, model_folders: ModelFolders) -> None:
-    """The pool is as it was, and what is served afterwards is what would be served without."""
+    """The pool is unchanged, and later tokens are the same as without warm-up."""
     folder = model_folders("qwen3")
     engine = DeviceEngine(
         folder, graph_sizes=graph_sizes, pool_filled_with=0.5, max_num_seqs=4, max_num_batched_tokens=40
@@ -61,8 +61,8 @@ def test_warm_up_runs_leave_nothing_behind(graph_sizes: GraphSizes, model_folder
 
 @pytest.mark.slow
 def test_the_kernels_are_warmed_up(model_folders: ModelFolders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU's start does: all kinds of steps over a pool of two blocks, which stay as they are. Limits
-    are searched for among logits of both types that there are: a kernel for each."""
+    """As at a GPU's start, all kinds of steps run over a pool of two blocks, which stay unchanged. Filters
+    are searched in logits of both existing types: each has its kernel."""
     floors, searched = TritonSamplingOps.floors, set()
 
     def recorded(ops: TritonSamplingOps, logits: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
@@ -70,7 +70,7 @@ def test_the_kernels_are_warmed_up(model_folders: ModelFolders, monkeypatch: pyt
         return floors(ops, logits, *rest)
 
     monkeypatch.setattr(TritonSamplingOps, "floors", recorded)
-    monkeypatch.setattr(device_sampler, "MAX_LISTED", 100)  # a real vocabulary is larger than what is listed
+    monkeypatch.setattr(device_sampler, "MAX_LISTED", 100)  # a real vocabulary is larger than this limit
     options = ModelConfig(model=str(model_folders("qwen3")), device="cpu", dtype="float16", max_model_len=20)
     loaded = load_model(options)
     config = EngineConfig(

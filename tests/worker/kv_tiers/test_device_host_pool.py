@@ -1,5 +1,5 @@
-"""Copies beside the steps: whenever each of them is really made, a step reads what it must, and a load and a
-write to disk take what was stored. The plans are those of a real scheduler on too small a pool."""
+"""Copies that overlap steps: at whatever time each is made, a step reads the right memory, and a load and a
+write to disk get the stored content. The plans are those of a real scheduler with too small a pool."""
 
 from __future__ import annotations
 
@@ -35,17 +35,16 @@ BLOCK_BYTES = 2 * BLOCK_SIZE * 8
 
 
 class Corrupted(AssertionError):
-    """Something was read that is not what was written."""
+    """Memory had other content than was written."""
 
 
 def number_of(content: BlockHash) -> int:
-    """What a block of this content is filled with: a hash, and in models of several groups the group."""
+    """The number that fills a block of this content: a hash, and in models of several groups the group."""
     return int.from_bytes(content[:6] + content[32:], "little")
 
 
 class LateMemory(KvMemory):
-    """Executes plans on a device that is late. Tokens are known at once, so the host may be any number of
-    steps ahead."""
+    """Executes plans on a late device. Tokens are known at once, so the host may be steps ahead."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class LateMemory(KvMemory):
     def take(
         self, plan: SchedulerOutput, requests: Mapping[str, Request], under_way: Sequence[Work] = ()
     ) -> Work:
-        """Queue a plan."""
+        """Queues a plan."""
         work = super().take(plan, requests, under_way)
         self._pool.begin_step(plan)
         self._queue_step(work)
@@ -82,9 +81,9 @@ class LateMemory(KvMemory):
         return work
 
     def execute(self, work: Work, num_accepted: Mapping[str, int] = NONE_ACCEPTED) -> Reports:
-        """Let the device do something, of this plan or another."""
+        """Lets the device do some work, of this plan or another."""
         self._streams.run_some()
-        if not work.spans:  # the host can only wait: not for ever
+        if not work.spans:  # the host can only wait, but not for ever
             for _ in range(20):
                 self._streams.run_each()
         reports = self._pool.take_reports()
@@ -133,10 +132,10 @@ class LateMemory(KvMemory):
         host: Mapping[BlockHash, int],
         disk: Mapping[BlockHash, int],
     ) -> None:
-        """Between steps nothing can be said: see ``finish``."""
+        """Checks nothing between steps: see ``finish``."""
 
     def finish(self, day: BusyDay) -> None:
-        """Let the device do all; then what is found on any tier holds what it is found for."""
+        """Lets the device finish; then every cached block on any tier must have its content."""
         self._streams.run_all()
         connector = day.room.connector
         assert connector is not None
@@ -159,7 +158,7 @@ def late_day(
     forgotten: Collection[Wait] = (),
     groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP,
 ) -> BusyDay:
-    """A busy day on a late device, to its end. Corrupted if anything was."""
+    """Runs a busy day on a late device to its end. Raises Corrupted if any content was wrong."""
     day = BusyDay(seed, groups)
     assert day.room.connector is not None
     luck = Random(seed)
@@ -178,7 +177,7 @@ def late_day(
 
 
 def random_picks(seed: int) -> Iterator[str]:
-    """Now one queue is ahead, now another."""
+    """Picks by which sometimes one queue is ahead, sometimes another."""
     random = Random(seed)
     while True:
         weights = [random.choice([0.2, 1, 5]) for _ in PICKS]
@@ -195,13 +194,13 @@ def random_picks(seed: int) -> Iterator[str]:
 def test_whenever_a_copy_is_made_it_is_the_right_one(
     seed: int, picks: list[str], groups: tuple[KVCacheGroup, ...]
 ) -> None:
-    """Stores, loads, reads from and writes to disk, blocks and slots that are given to others at once."""
+    """Stores, loads, disk reads and writes, and reused blocks and slots have the right content."""
     late_day(seed, cycle([*picks, "host"]), groups=groups)
 
 
 @pytest.mark.parametrize("layout", ["full", "full and a window"])
 def test_much_happens_on_such_a_day(layout: str) -> None:
-    """So the test above is worth something."""
+    """The days of the test above have loads, disk reads, failures, writes and preemptions."""
     days = [late_day(seed, random_picks(seed), 300, groups=LAYOUTS[layout]) for seed in range(6)]
     for event in ("loaded", "read from disk", "failed reading from disk", "written", "preempted"):
         assert sum(day.seen[event] for day in days) > (5 if layout == "full" else 0), event
@@ -220,7 +219,7 @@ MUTANTS: dict[str, Collection[Wait]] = {
 
 
 def is_found(corrupt: Callable[[int], object]) -> bool:
-    """Whether one of a few days shows it."""
+    """Whether one of a few days raises Corrupted."""
     for seed in range(60):
         try:
             corrupt(seed)
@@ -237,20 +236,20 @@ def test_no_wait_can_be_left_out(forgotten: Collection[Wait]) -> None:
 
 @pytest.mark.slow
 def test_a_block_that_a_window_left_is_stored_before_it_is_written() -> None:
-    """It may be another request's in the very next plan."""
+    """The very next plan may give the block to another request."""
     forgotten, groups = MUTANTS["a step does not wait for stores"], LAYOUTS["a window"]
     assert is_found(lambda seed: late_day(seed, random_picks(seed), forgotten=forgotten, groups=groups))
 
 
 @pytest.mark.parametrize("who", ["reading", "writing"])
 def test_stores_are_waited_for_by_block_and_by_slot(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
-    """Who overwrites a block that is being stored, and who reads a slot that is being stored to."""
+    """A step waits before it overwrites a block being stored, a load before it reads a slot being written."""
     monkeypatch.setattr(StoreQueue, who, lambda *_: [])
     assert is_found(lambda seed: late_day(seed, random_picks(seed)))
 
 
 class LatePool(DeviceHostPool):
-    """Under a real model on a CPU: what a step starts to copy is copied when later steps come."""
+    """A pool under a real model on a CPU whose copies are made during later steps."""
 
     def __init__(
         self, blocks: torch.Tensor, num_slots: int, disk: DiskPool | None, num_groups: int = 1
@@ -271,8 +270,8 @@ class LatePool(DeviceHostPool):
 
 
 def check_turns(folder: Path, **options: Any) -> None:
-    """Three jobs in a pool that holds little more than one: every later turn comes back from another tier,
-    and its tokens are those of transformers."""
+    """Runs three jobs in a pool for little more than one: every later turn is loaded from another tier, and
+    has transformers' tokens."""
     with LLM(
         str(folder),
         multiprocess=False,
@@ -308,7 +307,7 @@ def test_an_engine_whose_copies_are_late_gives_the_same_tokens(
     with_disk: bool,
     async_scheduling: bool,
 ) -> None:
-    """From host memory, and from disk, with steps one by one or one ahead: a load takes several of them."""
+    """Loads from host memory and disk take several steps, with and without async scheduling."""
     pools: list[LatePool] = []
 
     def select(blocks: torch.Tensor, num_slots: int, disk: DiskPool | None, **_: bool) -> LatePool:
@@ -324,7 +323,7 @@ def test_an_engine_whose_copies_are_late_gives_the_same_tokens(
 def test_an_engine_on_a_cpu_may_have_the_pool_of_a_device(
     model_folders: ModelFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its copies are made when they are asked for."""
+    """On a CPU the pool makes its copies when they are requested."""
 
     def select(
         blocks: torch.Tensor, num_slots: int, disk: DiskPool | None, **_: bool

@@ -1,5 +1,5 @@
-"""The disk tier under a real model: KV that was written to disk and read back gives the same tokens, and
-whatever happens to the file costs no more than computing."""
+"""The disk tier under a real model: KV that was written to disk and read back gives the same tokens, and a
+broken file costs only recomputation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BYTES_PER_BLOCK = 2 * 2 * 2 * 16 * 4 * 16
 
 
 def file_in(folder: Path, pid: int | str = "self") -> str:
-    """The nameless file there that a process has open: a path by which it can be opened again."""
+    """The path by which a process's open, nameless file in the folder can be opened again."""
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # it was closed meanwhile
             if str(descriptor.readlink()).startswith(f"{folder}/"):
@@ -60,7 +60,7 @@ def small_llm(folder: Path, disk: Path, **options: Any) -> Iterator[LLM]:
 
 
 class Jobs:
-    """Three jobs that take turns, checked against transformers."""
+    """Three jobs that take turns, compared with transformers."""
 
     def __init__(self, llm: LLM, folder: Path) -> None:
         self._llm = llm
@@ -68,7 +68,7 @@ class Jobs:
         self._histories = [random_tokens(150 + 10 * job, seed=job) for job in range(3)]
 
     def turn(self) -> int:
-        """One turn of each, alone; how many prompt tokens were cached in all."""
+        """Runs one turn of each job, alone; returns the total of cached prompt tokens."""
         num_cached = 0
         for place, history in enumerate(self._histories):
             (output,) = self._llm.generate([history], GREEDY, use_tqdm=False)
@@ -85,7 +85,7 @@ def test_turns_read_from_disk_give_the_same_tokens(
     model_folders: ModelFolders, tmp_path: Path, name: str
 ) -> None:
     """Every later turn finds its history, although device and host together cannot hold it. The file is in
-    the folder and has no name there, so nothing of it can be left over."""
+    the folder without a name, so that it cannot be left over."""
     folder = model_folders(name)
     with small_llm(folder, tmp_path) as llm:
         jobs = Jobs(llm, folder)
@@ -125,8 +125,7 @@ def test_a_slow_disk_has_what_was_evicted_before_a_pause(
 def test_a_damaged_file_costs_only_computing(
     model_folders: ModelFolders, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
-    """Somebody overwrites or cuts the file: the tokens are the same, nothing is cached, and a log line says
-    so once."""
+    """If the file is overwritten or truncated, tokens are the same, little is cached, one line is logged."""
     folder = model_folders("llama")
     with small_llm(folder, tmp_path) as llm, caplog.at_level(logging.WARNING):
         jobs = Jobs(llm, folder)
@@ -141,13 +140,13 @@ def test_a_damaged_file_costs_only_computing(
         assert jobs.turn() > 3 * 160, "the disk is of use again"
     told = [r.getMessage() for r in caplog.records if "could not be read from disk" in r.getMessage()]
     assert len(told) == 1
-    assert ("not what was written" in told[0]) == (damage == "other bytes")
+    assert ("differs from what was written" in told[0]) == (damage == "other bytes")
 
 
 def test_a_full_disk_costs_only_its_use(
     model_folders: ModelFolders, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No file may grow beyond five blocks: what does not fit is computed, and a log line says so once."""
+    """No file may grow beyond five blocks: the rest is recomputed, and one log line says so."""
     folder = model_folders("llama")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with small_llm(folder, tmp_path) as llm, caplog.at_level(logging.WARNING):
@@ -166,8 +165,8 @@ def test_a_full_disk_costs_only_its_use(
 
 @pytest.mark.slow
 def test_a_server_says_what_its_disk_did(model_folders: ModelFolders, tmp_path: Path) -> None:
-    """What came back from disk counts as cached in the usage; /metrics tell it from what host memory gave,
-    and count what was damaged. Killed, the server leaves nothing in the folder."""
+    """Tokens loaded from disk count as cached in the usage; /metrics has them apart from host memory's, and
+    counts damaged loads. A killed server leaves nothing in the folder."""
     disk = tmp_path / "disk"
     disk.mkdir()
     gib = BYTES_PER_BLOCK / 2**30
@@ -195,7 +194,7 @@ def test_a_server_says_what_its_disk_did(model_folders: ModelFolders, tmp_path: 
         history = random_tokens(320, seed=1)
         for prompt in (history, random_tokens(500, seed=2), random_tokens(500, seed=3)):
             assert cached_tokens(prompt) == 0
-        cached_tokens([1, 2, 3])  # a step in which the last writes are reported
+        cached_tokens([1, 2, 3])  # a step that reports the last writes
         assert cached_tokens([*history, 5, 6, 7]) == 320
         assert metric("disk_kv_loaded_tokens_total") == 320
         assert metric("host_kv_loaded_tokens_total") == 0
@@ -217,8 +216,8 @@ def test_a_server_says_what_its_disk_did(model_folders: ModelFolders, tmp_path: 
 
 @pytest.mark.slow
 def test_blocks_come_back_as_they_were_written(tmp_path: Path) -> None:
-    """Any slot, any number of times, several loads at once; a slot that was never written fails its load
-    alone."""
+    """Any slots are read back any number of times, by several loads at once; a slot that was never written
+    fails only its own load."""
     random = Random(0)
     pool = torch.zeros((40, 3, 32), dtype=torch.bfloat16)
     disk = DiskPool(tmp_path, pool)
@@ -259,7 +258,7 @@ def executor(folder: Path, **options: Any) -> UniProcExecutor:
 
 
 def test_the_start_measures_what_is_worth_reading(model_folders: ModelFolders, tmp_path: Path) -> None:
-    """Without a setting it is measured. It may find that nothing is worth it, on so small a model."""
+    """Without a setting the start measures the disk; a model so small may never be worth reading."""
     running = executor(
         model_folders("qwen2"), num_disk_blocks_override=50, kv_offloading_disk_path=str(tmp_path)
     )
@@ -272,7 +271,7 @@ def test_the_start_measures_what_is_worth_reading(model_folders: ModelFolders, t
 
 
 def test_a_disk_that_cannot_be_used_is_refused(model_folders: ModelFolders, tmp_path: Path) -> None:
-    """No folder, or no room in it: one sentence before anything is served."""
+    """A missing folder and too little space are refused in one sentence before anything is served."""
     folder = model_folders("qwen2")
     with pytest.raises(ModelLoadError, match=r"disk tier cannot use .*nowhere: No such file"):
         executor(folder, num_disk_blocks_override=5, kv_offloading_disk_path=str(tmp_path / "nowhere"))
@@ -293,12 +292,12 @@ def test_a_disk_that_cannot_be_used_is_refused(model_folders: ModelFolders, tmp_
     ],
 )
 def test_a_disk_that_cannot_work_is_refused(options: dict[str, Any], sentence: str) -> None:
-    """One sentence that names the option."""
+    """Contradicting options are refused in one sentence that names the option."""
     with pytest.raises(ConfigError, match=sentence):
         CacheConfig(kv_offloading_size=1.0, **options)
 
 
 def test_a_disk_takes_what_host_memory_drops() -> None:
-    """So it needs a host tier."""
+    """A disk needs a host tier."""
     with pytest.raises(ConfigError, match="needs kv_offloading_size"):
         CacheConfig(kv_offloading_disk_size=1.0, kv_offloading_disk_path="/tmp")

@@ -1,5 +1,5 @@
-"""The host tier under a real model: KV that was copied out and back gives the same tokens, and its size is
-checked at start-up."""
+"""The host tier under a real model: KV that was offloaded and loaded back gives the same tokens, and its size
+is checked at start-up."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ BYTES_PER_BLOCK = 2 * 2 * 2 * 16 * 4 * 16
 
 
 def ask(llm: LLM, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
-    """The answers, and how many prompt tokens were cached in all."""
+    """The answers, and the total of cached prompt tokens."""
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs], sum(o.num_cached_tokens for o in outputs)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_neox", "deepseek-v3"])
 def test_turns_loaded_from_the_host_give_the_same_tokens(model_folders: ModelFolders, name: str) -> None:
-    """Three jobs in a pool that holds little more than one: every later turn comes back from the host, and
-    its tokens are those of transformers."""
+    """Of three jobs in a pool for little more than one, every later turn is loaded from the host, and has
+    transformers' tokens."""
     folder = model_folders(name)
     reference = Reference(folder)
     histories = [random_tokens(150 + 10 * job, seed=job) for job in range(3)]
@@ -46,7 +46,7 @@ def test_turns_loaded_from_the_host_give_the_same_tokens(model_folders: ModelFol
         for turn in range(3):
             answers, num_cached = ask(llm, histories)
             assert answers == [reference.greedy(history, 12) for history in histories]
-            # All full blocks of the turn before, whose last token's KV was never computed.
+            # All full blocks of the previous turn, whose last token's KV was never computed.
             known = [(len(h) - 12 - 1) // 16 * 16 for h in histories] if turn else []
             assert num_cached >= sum(known)
             more = random_tokens(12, seed=100 + turn)
@@ -59,7 +59,7 @@ def test_turns_loaded_from_the_host_give_the_same_tokens(model_folders: ModelFol
 @pytest.mark.slow
 def test_a_returning_turn_says_over_http_what_came_back(model_folders: ModelFolders) -> None:
     """After other requests took its blocks, a turn's usage still counts its history as cached, and the
-    metrics say where it came from."""
+    metrics count it as loaded from the host."""
     flags = ("--num-gpu-blocks-override", "33", "--max-model-len", "512", "--kv-offloading-size", "0.01")
     with (
         running_server(model_folders("qwen2"), *flags, "--scheduling-policy", "fcfs") as server,
@@ -87,7 +87,7 @@ def executor(folder: Path, cache: CacheConfig) -> UniProcExecutor:
 
 
 def test_the_size_in_gib_buys_whole_blocks(model_folders: ModelFolders) -> None:
-    """``kv_offloading_size`` is in GiB; the override has the last word; without either there is no tier."""
+    """``kv_offloading_size`` is in GiB; the override wins; without either there is no tier."""
     folder = model_folders("qwen2")
     for cache, expected in (
         (CacheConfig(num_gpu_blocks_override=40), 0),
@@ -98,14 +98,14 @@ def test_the_size_in_gib_buys_whole_blocks(model_folders: ModelFolders) -> None:
 
 
 def test_a_tier_beyond_the_host_is_refused(model_folders: ModelFolders) -> None:
-    """More than the host has is refused before it is touched, naming both sizes."""
+    """A size beyond the host's memory is refused before it is touched, naming both sizes."""
     cache = CacheConfig(num_gpu_blocks_override=40, kv_offloading_size=2.0**20)
     with pytest.raises(ModelLoadError, match=r"host tier of \d+ KV blocks needs .* but only .* available"):
         executor(model_folders("qwen2"), cache)
 
 
 def test_a_tier_without_room_for_a_block_is_refused(model_folders: ModelFolders) -> None:
-    """A size below one block says how large a block is."""
+    """A size below one block is refused with the size of a block."""
     cache = CacheConfig(num_gpu_blocks_override=40, kv_offloading_size=1e-9)
     with pytest.raises(ConfigError, match=rf"is less than one KV block of {BYTES_PER_BLOCK} bytes"):
         executor(model_folders("qwen2"), cache)
@@ -121,6 +121,6 @@ def test_a_tier_without_room_for_a_block_is_refused(model_folders: ModelFolders)
     ],
 )
 def test_a_tier_that_cannot_work_is_refused(options: dict[str, float], sentence: str) -> None:
-    """One sentence that names the option."""
+    """Contradicting options are refused in one sentence that names the option."""
     with pytest.raises(ConfigError, match=sentence):
         CacheConfig(**options)  # type: ignore[arg-type]

@@ -1,5 +1,4 @@
-"""Host memory in slabs: pinned behind the first use, in whatever order rows are wanted; neighbours are one
-copy."""
+"""Host memory in slabs: pinned after the first use, in any order of rows; neighbors are one copy."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ ROW_BYTES = 8 * 4
 
 
 class Pinning(HostCopyStreams):
-    """Notes what is pinned, by its first byte."""
+    """Records pinned memory by its first byte."""
 
     def __init__(self, limit: int = 1000) -> None:
         super().__init__()
@@ -44,7 +43,7 @@ class Pinning(HostCopyStreams):
         self.unpinned.append(memory.data_ptr())
 
     def wait_for(self, count: int) -> None:
-        """Until so many more are pinned."""
+        """Waits until this many more are pinned."""
         for _ in range(count):
             assert self._one_more.acquire(timeout=30)
 
@@ -54,7 +53,7 @@ def slabs_of(num_rows: int, streams: HostCopyStreams, rows_per_slab: int = 4) ->
 
 
 def test_nothing_is_pinned_before_a_row_is_wanted_and_then_that_row_first() -> None:
-    """The others follow in order, while whoever wanted the row goes on. All is given back at the end."""
+    """The others follow in order, while the caller of the first row goes on. All are unpinned at the end."""
     streams = Pinning()
     slabs = slabs_of(38, streams)
     assert not streams.pinned
@@ -70,7 +69,7 @@ def test_nothing_is_pinned_before_a_row_is_wanted_and_then_that_row_first() -> N
 
 
 def test_the_end_does_not_wait_for_all_to_be_pinned() -> None:
-    """What was pinned by then is given back."""
+    """``close`` unpins what was pinned by then."""
     streams = Pinning()
     slabs = slabs_of(4000, streams)
     slabs.row(0)
@@ -79,7 +78,7 @@ def test_the_end_does_not_wait_for_all_to_be_pinned() -> None:
 
 
 def test_memory_that_cannot_be_pinned_is_used_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    """It is tried no more, and a log line says so once."""
+    """Pinning is not tried again, and one log line says so."""
     streams = Pinning(limit=2)
     slabs = slabs_of(40, streams)
     with caplog.at_level(logging.WARNING):
@@ -94,7 +93,7 @@ def test_memory_that_cannot_be_pinned_is_used_as_it_is(caplog: pytest.LogCapture
 
 @given(st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19)), min_size=1, max_size=20))
 def test_each_block_goes_with_its_row_in_as_few_copies_as_may_be(pairs: list[tuple[int, int]]) -> None:
-    """A copy goes on as long as both block ids and rows do, within a slab."""
+    """A copy continues while both block ids and rows are consecutive, within a slab."""
     block_ids, rows = np.array(pairs).T
     blocks = torch.arange(20.0)[:, None, None].expand(20, 2, 4).contiguous()
     slabs = slabs_of(20, HostCopyStreams(), rows_per_slab=7)
@@ -111,8 +110,8 @@ def test_each_block_goes_with_its_row_in_as_few_copies_as_may_be(pairs: list[tup
 
 
 def test_loads_go_before_stores_but_not_before_one_that_is_waited_for() -> None:
-    """Beside loads one portion of stores is on its way at a time; who needs a block or a row has what stores
-    it put forward, and all before it."""
+    """During loads one portion of stores is under way at a time; a caller that needs a block or a row moves
+    its stores and all earlier ones forward."""
     streams = LateStreams(iter(()))
     blocks = torch.arange(1.0, 21.0)[:, None, None].expand(20, 2, 4).contiguous()
     slabs = slabs_of(20, HostCopyStreams())

@@ -1,4 +1,4 @@
-"""Host and disk tiers under models whose layers see different parts of a sequence: what was copied out by
+"""Host and disk tiers under models whose layers see different parts of a sequence: KV that was offloaded by
 group and loaded back gives the tokens of transformers."""
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def made(folder: Path, name: str) -> Path:
 
 
 def num_known(turn: int) -> int:
-    """Tokens of all jobs whose KV is in full blocks when this turn ends, counted from 0."""
+    """Tokens of all jobs with KV in full blocks at the end of this turn, counted from 0."""
     return sum((150 + 10 * job + 24 * turn + 11) // BLOCK_SIZE * BLOCK_SIZE for job in range(3))
 
 
 def small_pool(name: str) -> int:
-    """Blocks for one sequence and little more: two of a window and those of two steps for each group."""
+    """Blocks for little more than one sequence: two of a window and those of two steps for each group."""
     num_full = 0 if name == "mistral" else 1
     num_windowed = NUM_GROUPS[name] - num_full
     return 3 + num_full * MAX_LEN // BLOCK_SIZE + num_windowed * (2 + 2 * STEP_TOKENS // BLOCK_SIZE + 1)
@@ -77,8 +77,8 @@ def open_llm(folder: Path, name: str, **options: Any) -> LLM:
 def test_turns_loaded_by_group_give_the_same_tokens(
     tmp_path: Path, name: str, where: str, async_scheduling: bool
 ) -> None:
-    """Every later turn of three jobs finds its history, although the device has room for little more than
-    one; but for the block that an output filled while the step before was planned."""
+    """Every later turn of three jobs finds its history, although the device holds little more than one job;
+    except a block that an output filled while the previous step was planned."""
     folder = made(tmp_path / "model", name)
     options = tier_of(where, tmp_path)
     with open_llm(folder, name, async_scheduling=async_scheduling, **options) as llm:
@@ -97,7 +97,7 @@ def test_turns_loaded_by_group_give_the_same_tokens(
 def test_late_copies_of_groups_give_the_same_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """On streams beside the steps: a block that a window has left is not overwritten before it is stored."""
+    """On streams that overlap steps, a block that a window has left is stored before it is overwritten."""
     pools: list[LatePool] = []
 
     def select(

@@ -1,5 +1,5 @@
-"""Host and disk tiers under models whose layers have states: a state that the device evicted comes back with
-the KV before it, and gives the tokens of transformers."""
+"""Host and disk tiers under models whose layers have states: an evicted state is loaded back with the KV
+before it, and gives the tokens of transformers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK_SIZE, MAX_LEN = 8, 256
 
 
 def open_llm(folder: Path, **options: Any) -> LLM:
-    """With slots for the states of one request, and blocks for little more."""
+    """Opens an LLM with slots for the states of one request, and blocks for little more."""
     return LLM(
         str(folder),
         multiprocess=False,
@@ -36,7 +36,7 @@ def open_llm(folder: Path, **options: Any) -> LLM:
 
 
 def num_known(turn: int) -> int:
-    """Tokens of three jobs' prompts in the turns before this one, in full blocks with a state behind them."""
+    """Tokens of three jobs' prompts in the turns before this one, in full blocks with a state after them."""
     return sum((150 + 10 * job + 24 * (turn - 1) - 1) // BLOCK_SIZE * BLOCK_SIZE for job in range(3))
 
 
@@ -47,8 +47,8 @@ def num_known(turn: int) -> int:
 def test_turns_whose_state_is_loaded_give_the_same_tokens(
     model_folders: ModelFolders, tmp_path: Path, name: str, where: str, async_scheduling: bool
 ) -> None:
-    """Every later turn of three jobs goes on from the end of its last prompt at least, although the device
-    has slots for one request. Without another tier nothing is found."""
+    """Every later turn of three jobs continues at least from the end of its last prompt, although the device
+    has slots for one request."""
     folder = model_folders(name)
     with open_llm(folder, async_scheduling=async_scheduling, **tier_of(where, tmp_path)) as llm:
         jobs = Jobs(llm, folder)
@@ -63,7 +63,7 @@ def test_turns_whose_state_is_loaded_give_the_same_tokens(
 
 @pytest.mark.slow
 def test_without_another_tier_the_states_are_gone(model_folders: ModelFolders) -> None:
-    """What the tests above would see if no state came back."""
+    """Without another tier no turn hits: the test above would see if no state was loaded."""
     with open_llm(folder := model_folders("granite4")) as llm:
         jobs = Jobs(llm, folder)
         assert [jobs.turn(), jobs.turn()] == [0, 0]
@@ -73,7 +73,7 @@ def test_without_another_tier_the_states_are_gone(model_folders: ModelFolders) -
 def test_late_copies_of_states_give_the_same_tokens(
     model_folders: ModelFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On streams beside the steps: a slot is not written before its old state is stored."""
+    """On streams that overlap steps, a slot's old state is stored before the slot is written."""
     pools: list[LatePool] = []
 
     def select(

@@ -1,4 +1,4 @@
-"""Quantized model folders, and what the tests of their loading do with them."""
+"""Quantized model folders, and helpers of the tests that load them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
 
 Folders = Callable[[str], QuantizedFolder]
-"""A folder in the format of that name, made once."""
+"""Returns a folder in the format of that name, made once."""
 
 
 @pytest.fixture(scope="session")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    """Of a native model."""
+    """Quantized folders of a native model."""
     return _folders(tmp_path_factory, "qwen2")
 
 
 @pytest.fixture(scope="session")
 def other_family(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    """Of a model that runs through transformers."""
+    """Quantized folders of a model that runs through transformers."""
     return _folders(tmp_path_factory, "olmo2")
 
 

@@ -1,4 +1,4 @@
-"""Small folders with a text decoder beside other parts, written by transformers' own classes."""
+"""Small folders with a text decoder and other parts, written by transformers' own classes."""
 
 from __future__ import annotations
 
@@ -101,15 +101,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": {"text_config": {**_DELTA_NET, **_EXPERTS}, "vision_config": _QWEN_VISION},
     "voxtral": {"text_config": {**_TEXT, "model_type": "llama"}, "audio_config": _TOWER},
 }
-"""By model type."""
+"""Fields of configs, by model type."""
 
 
 def make_multimodal_folder(to: Path, model_type: str, tokenizer_of: Path, **fields: Any) -> Path:
-    """A folder with random weights, with the tokenizer of another one; ``fields`` of the outer config."""
+    """Makes a folder of random weights and another's tokenizer; ``fields`` are of the outer config."""
     config = AutoConfig.for_model(model_type, **CONFIGS[model_type], **fields)
     model = random_weights(class_of(config)(config))
     model.save_pretrained(to)
-    if model_type == "kimi_k25":  # transformers writes "blocks" for the layers of the decoder, too
+    if model_type == "kimi_k25":  # transformers also renames the decoder's layers to "blocks"
         _rename(to, lambda name: name.replace("language_model.model.blocks.", "language_model.model.layers."))
     for file in tokenizer_of.glob("*"):
         if file.name.startswith(("tokenizer", "chat_template", "special_tokens")):
@@ -123,7 +123,7 @@ def code_of(folder: Path) -> Any:
 
 
 def random_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """Fill a model; the same in each run."""
+    """Fills a model, equally in each run."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -146,7 +146,7 @@ def _random(name: str, parameter: torch.Tensor, generator: torch.Generator) -> t
 
 
 def renamed(folder: Path, to: Path, name_of: Callable[[str], str]) -> Path:
-    """A copy of a folder whose tensors have other names."""
+    """Copies a folder and renames its tensors."""
     shutil.copytree(folder, to)
     _rename(to, name_of)
     return to

@@ -1,5 +1,5 @@
-"""Writes model folders in the formats of quantized checkpoints, number by number as each is published, and
-beside each the plain folder of the same weights. Shares no code with the engine's readers."""
+"""Writes model folders in the published formats of quantized checkpoints, number by number, and with each the
+plain folder of the same weights. Shares no code with the engine's readers."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from safetensors.torch import load_file, save_file
 Floats = NDArray[np.float32]
 Tensors = dict[str, torch.Tensor]
 Written = tuple[Tensors, Floats]
-"""The tensors that stand for ``weight``, by the end of their names, and the weight that they mean."""
+"""The tensors that replace ``weight``, by the end of their names, and the weight that they mean."""
 
 
 @dataclass(frozen=True)
 class Writer:
-    """A format: how config.json names it, and how a weight [outputs, inputs] is written."""
+    """A format: its description in config.json, and how it writes a weight [outputs, inputs]."""
 
     config: dict[str, Any]
     write: Callable[[Floats, np.random.Generator], Written]
     stacked: bool = False
-    """Whether it is for stacked experts, and for these alone."""
+    """Whether it is only for stacked experts."""
 
 
 @dataclass(frozen=True)
 class QuantizedFolder:
-    """A model in a format, and the same in plain weights."""
+    """A model in a format, and the same model in plain weights."""
 
     path: Path
     dequantized: Path
     names: tuple[str, ...]
-    """The weights that are not plain."""
+    """Names of the quantized weights."""
 
 
 def write_quantized(source: Path, target: Path, writer: Writer, *, head: bool = False) -> QuantizedFolder:
-    """Write the weights of all layers of a one-file folder in a format, but for routers; with ``head`` the
-    head too."""
+    """Writes the weights of all layers of a one-file folder in a format, except routers; ``head``: and its
+    head."""
     random = np.random.default_rng(0)
     tensors = load_file(source / "model.safetensors")
     stored, plain = dict(tensors), dict(tensors)
@@ -75,7 +75,7 @@ def edit_config(folder: Path, **fields: object) -> None:
 
 
 def e4m3_values() -> Floats:
-    """What each byte means in float8_e4m3fn: sign, 4 bits of exponent biased by 7, 3 of fraction; no
+    """The value of each byte in float8_e4m3fn: sign, 4 bits of exponent biased by 7, 3 of fraction; no
     infinities, NaN in 0x7f and 0xff."""
     values = []
     for byte in range(256):
@@ -87,7 +87,7 @@ def e4m3_values() -> Floats:
 
 
 def to_e4m3(numbers: Floats) -> tuple[NDArray[np.uint8], Floats]:
-    """The bytes whose values are nearest, and these."""
+    """The bytes with the nearest values, and these values."""
     values = e4m3_values()
     order = np.argsort(np.where(np.isnan(values), np.inf, values))[:254]
     levels = values[order]
@@ -101,7 +101,7 @@ def as_fp8(octets: NDArray[np.uint8]) -> torch.Tensor:
 
 
 def blocked(grid: Floats, shape: tuple[int, ...], block: tuple[int, int]) -> Floats:
-    """A number per block as one per weight; the last blocks are cut off."""
+    """Repeats a number per block for each weight; the last blocks are cut off."""
     result = np.empty(shape, np.float32)
     for row in range(shape[0]):
         for column in range(shape[1]):
@@ -110,7 +110,7 @@ def blocked(grid: Floats, shape: tuple[int, ...], block: tuple[int, int]) -> Flo
 
 
 def scales_of(weight: Floats, block: tuple[int, int], largest: float) -> Floats:
-    """The scale of each block that makes its largest number the largest there is."""
+    """The scale of each block that makes its largest number the format's largest."""
     rows, columns = (-(-size // part) for size, part in zip(weight.shape, block, strict=True))
     scales = np.empty((rows, columns), np.float32)
     for row in range(rows):
@@ -150,7 +150,7 @@ def compressed(layout: str, **weights: object) -> dict[str, Any]:
 
 
 def compressed_fp8() -> Writer:
-    """A scale per output, in bf16; activations dynamic, which weights alone do not ask for."""
+    """A scale per output, in bf16; activations dynamic, which the weights alone do not need."""
 
     def write(weight: Floats, _: np.random.Generator) -> Written:
         block = (1, weight.shape[1])
@@ -194,7 +194,7 @@ def compressed_int8(*, symmetric: bool) -> Writer:
 
 @dataclass(frozen=True)
 class _Grid:
-    """A weight in unsigned integers with zeros, a scale and a zero for each output and group of inputs."""
+    """A weight in unsigned integers with a scale and a zero for each output and group of inputs."""
 
     numbers: NDArray[np.int64]
     scales: NDArray[np.float16]
@@ -212,7 +212,7 @@ class _Grid:
 def quantized_to_grid(
     weight: Floats, bits: int, group_size: int, *, symmetric: bool, order: NDArray[np.int64] | None = None
 ) -> _Grid:
-    """``order``: what the inputs are sorted by before they are put in groups; None: as they come."""
+    """``order``: the inputs' sort keys before they are grouped; None: as they come."""
     size = weight.shape[1] if group_size == -1 else group_size
     groups = np.arange(weight.shape[1]) // size
     if order is not None:
@@ -276,7 +276,7 @@ def awq(group_size: int) -> Writer:
 def gptq(
     group_size: int, *, bits: int = 4, symmetric: bool = True, act_order: bool = False, version: int = 1
 ) -> Writer:
-    """Consecutive inputs in a word; zeros less one in version 1."""
+    """Consecutive inputs in a word; version 1 stores zeros minus one."""
 
     def write(weight: Floats, random: np.random.Generator) -> Written:
         order = random.permutation(weight.shape[1]) if act_order else None

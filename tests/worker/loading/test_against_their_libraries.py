@@ -1,4 +1,4 @@
-"""What the libraries that write quantized checkpoints read from them is what this engine reads."""
+"""This engine reads quantized checkpoints as the libraries that write them do."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
     ],
 )
 def test_what_compressed_tensors_writes(layout: str, weights: dict[str, Any], tmp_path: Path) -> None:
-    """Compressed by the library, read by us, as the library decompresses it; ragged blocks too."""
+    """Weights that the library compressed are read as it decompresses them, with partial blocks, too."""
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -73,7 +73,7 @@ def test_what_compressed_tensors_writes(layout: str, weights: dict[str, Any], tm
 
 
 def _grid(weight: torch.Tensor, weights: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Scales and zeros as a calibration would find them."""
+    """Scales and zeros as from a calibration."""
     rows, columns = weight.shape
     blocks: dict[str, tuple[int, int]] = {
         "group": (1, weights.get("group_size", 0)),
@@ -95,7 +95,7 @@ def _grid(weight: torch.Tensor, weights: dict[str, Any]) -> dict[str, torch.Tens
 
 
 def test_awq_is_what_compressed_tensors_converts_it_to(tmp_path: Path) -> None:
-    """Its converter unpacks AutoAWQ's words on its own."""
+    """The library's converter unpacks AutoAWQ's words independently of our code."""
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors.pack_quantized import unpack_from_int32
     from compressed_tensors.entrypoints.convert import AutoAWQConverter

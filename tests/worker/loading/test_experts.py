@@ -1,4 +1,4 @@
-"""Checkpoints of mixtures of experts: as they are published, as transformers 5 holds them, and by rank."""
+"""Checkpoints of mixtures of experts: as published, as in transformers 5, and by rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPARSE = ("qwen3-moe", "mixtral", "glm4-moe")
 def parameters_of(
     folder: Path, group: TensorParallelGroup = ALONE, *, by_rank: bool = False
 ) -> dict[str, torch.Tensor]:
-    """All that is loaded, by the decoder's own names."""
+    """All loaded parameters, by the decoder's own names."""
     options = ModelConfig(model=str(folder), device="cpu", enable_expert_parallel=by_rank)
     model = load_model(options, group).model
     assert isinstance(model, Decoder)
@@ -37,8 +37,8 @@ def parameters_of(
 def test_both_layouts_of_transformers_are_read(
     name: str, model_folders: ModelFolders, tmp_path: Path
 ) -> None:
-    """With a tensor for each projection of each expert, and with one for all experts of a layer: in one
-    piece and at each of two ranks the same numbers."""
+    """With a tensor for each projection of each expert, or one for all experts of a layer, the whole model
+    and each of two ranks get the same numbers."""
     folder = model_folders(name)
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.save_pretrained(tmp_path / "published")
@@ -55,7 +55,7 @@ def test_both_layouts_of_transformers_are_read(
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_ranks_have_a_part_of_each_expert(name: str, model_folders: ModelFolders) -> None:
-    """The gates, the ups and the inputs of an expert's output are halved; routers are whole."""
+    """An expert's gates, ups and output's inputs are halved; routers are whole."""
     whole = parameters_of(model_folders(name))
     first, second = (parameters_of(model_folders(name), LoneRank(rank, 2)) for rank in range(2))
     layer = "layers.3.mlp." if "layers.3.mlp.router.weight" in whole else "layers.1.mlp."
@@ -68,7 +68,7 @@ def test_ranks_have_a_part_of_each_expert(name: str, model_folders: ModelFolders
 
 
 def test_corrections_of_a_router_stay_in_fp32(model_folders: ModelFolders) -> None:
-    """As transformers keeps them: they are added to scores that are hardly apart."""
+    """Corrections stay in fp32, as in transformers: they are added to scores that are nearly equal."""
     folder = model_folders("glm4-moe")
     options = ModelConfig(model=str(folder), device="cpu", dtype="bfloat16", attention_backend="torch")
     model = load_model(options).model
@@ -81,8 +81,7 @@ def test_corrections_of_a_router_stay_in_fp32(model_folders: ModelFolders) -> No
 def test_layers_for_predicting_further_tokens_are_left_out(
     model_folders: ModelFolders, tmp_path: Path
 ) -> None:
-    """Published GLM checkpoints hold one behind the last layer; where the config names none, it is refused
-    by name."""
+    """Published GLM checkpoints have one after the last layer; if the config omits it, it is refused."""
     folder = Path(shutil.copytree(model_folders("glm4-moe"), tmp_path / "model"))
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {"model.layers.4.eh_proj.weight": torch.zeros(8, 8)}, folder / "model.safetensors")
@@ -95,7 +94,7 @@ def test_layers_for_predicting_further_tokens_are_left_out(
 
 
 def test_an_expert_that_is_missing_is_named(model_folders: ModelFolders, tmp_path: Path) -> None:
-    """Nothing is computed with numbers that happened to be in memory."""
+    """No result comes from uninitialized memory."""
     folder = Path(shutil.copytree(model_folders("mixtral"), tmp_path / "model"))
     tensors = load_file(folder / "model.safetensors")
     victim = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
@@ -106,7 +105,7 @@ def test_an_expert_that_is_missing_is_named(model_folders: ModelFolders, tmp_pat
 
 
 def test_experts_that_cannot_be_cut_are_refused(model_folders: ModelFolders) -> None:
-    """One sentence with the option, its value and the model's number."""
+    """Indivisible experts are refused in one sentence with the option, its value and the model's number."""
     sentence = "tensor_parallel_size is 4, .* intermediate size of experts, 50"
     folder = model_folders("qwen3-moe")
     config = json.loads((folder / "config.json").read_text()) | {"moe_intermediate_size": 50}
@@ -133,7 +132,7 @@ def test_experts_by_rank_are_whole(model_folders: ModelFolders, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "num_ranks", "sentence"),
     [
-        ("qwen3", 2, "enable_expert_parallel needs a mixture of experts .*; Qwen3ForCausalLM is none"),
+        ("qwen3", 2, "enable_expert_parallel needs a mixture of experts .*; Qwen3ForCausalLM is not"),
         ("glm4-moe", 4, ""),
         ("qwen3-moe-every-other", 4, "tensor_parallel_size is 4, .* number of experts, 6"),
     ],
@@ -141,7 +140,7 @@ def test_experts_by_rank_are_whole(model_folders: ModelFolders, tmp_path: Path) 
 def test_what_has_no_experts_to_divide_is_refused(
     name: str, num_ranks: int, sentence: str, model_folders: ModelFolders
 ) -> None:
-    """In one sentence; what can be divided is not."""
+    """A model without divisible experts is refused in one sentence."""
     options = ModelConfig(model=str(model_folders(name)), device="cpu", enable_expert_parallel=True)
     if not sentence:
         load_model(options, LoneRank(0, num_ranks))
@@ -151,7 +150,7 @@ def test_what_has_no_experts_to_divide_is_refused(
 
 
 def test_experts_are_not_quantized_without_kernels(model_folders: ModelFolders) -> None:
-    """In a sentence that names the option, before any weight is read."""
+    """Without kernels, the option is refused by name before any weight is read."""
     options = ModelConfig(model=str(model_folders("mixtral")), device="cpu", quantization="int8")
     with pytest.raises(ConfigError, match="quantization of a mixture of experts needs the compiled"):
         load_model(options)

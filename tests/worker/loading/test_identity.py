@@ -1,4 +1,4 @@
-"""Where digests of a model's files are kept, and when they are made anew."""
+"""The file of a model folder's digests, and when they are recomputed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def found(config: EngineConfig) -> str:
 
 
 def test_a_small_folder_is_left_as_it_is(config: EngineConfig) -> None:
-    """It may be under version control, or part of an installed package."""
+    """The folder may be under version control, or part of an installed package."""
     folder = Path(config.model.model)
     before = sorted(path.name for path in folder.iterdir())
     found(config)

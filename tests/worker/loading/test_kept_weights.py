@@ -36,7 +36,7 @@ FOUR_LINEARS = ("attention.qkv", "attention.output", "mlp.gate_up", "mlp.down")
 def test_what_a_kernel_reads_stays_in_its_bits(
     name: str, with_compiler: bool, quantized: Folders, request: pytest.FixtureRequest
 ) -> None:
-    """The linears' weights are those of the folder but for a rounding to bf16 of scales and zeros."""
+    """The linears' weights equal those of the folder, except that scales and zeros are rounded to bf16."""
     if with_compiler:
         request.getfixturevalue("compiled")
     model, dequantized = (
@@ -68,7 +68,7 @@ def test_what_a_kernel_reads_stays_in_its_bits(
 
 
 def test_kept_weights_take_the_memory_of_their_bits(tmp_path: Path, compiled: CompiledGemm) -> None:
-    """Of what they would take in 16 bits, while and after they are loaded."""
+    """Kept weights take less than half of their memory in 16 bits, also while they are loaded."""
     folder = make_model_folder(
         tmp_path, "qwen3", weights=False, hidden_size=1024, intermediate_size=3072, num_layers=8, tie=True
     )
@@ -94,17 +94,17 @@ def test_kept_weights_take_the_memory_of_their_bits(tmp_path: Path, compiled: Co
 
 
 def test_what_happens_to_the_weights_is_logged(quantized: Folders, caplog: pytest.LogCaptureFixture) -> None:
-    """Before it happens: dequantized and why, or kept, and the memory."""
+    """The log says what is dequantized and why, and what stays quantized."""
     with caplog.at_level(logging.INFO):
         load_model(ModelConfig(model=str(quantized("fp8-blocks").path), device="cpu"))
         load_model(ModelConfig(model=str(quantized("awq").path), device="cpu"))
     text = caplog.text
     assert "FP8 weights are dequantized to float32: no kernel here reads them; " in text
-    assert "AWQ int4 weights stay in their bits: " in text
+    assert "AWQ int4 weights stay quantized: " in text
 
 
 def test_a_quantized_head_is_dequantized_or_kept(tmp_path: Path) -> None:
-    """GPTQ can write the head too."""
+    """GPTQ can also write the head."""
     source = make_model_folder(tmp_path / "source", "qwen3", **SIZES)  # type: ignore[arg-type]
     folder = write_quantized(source, tmp_path / "head", WRITERS["gptq"], head=True)
     prompt = random_tokens(30, seed=5)

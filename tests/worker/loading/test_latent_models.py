@@ -1,4 +1,4 @@
-"""DeepSeek's and Kimi's folders as they are published, and what of them is refused."""
+"""DeepSeek's and Kimi's folders in their published form, and what of them is refused."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ KIMI_K2: dict[str, Any] = {
     "v_head_dim": 128,
     "vocab_size": 163840,
 }
-"""As the hub has it."""
+"""The config on the hub."""
 
 
 def edited(folder: Path, to: Path, **fields: object) -> Path:
-    """A copy of a folder with other fields in its config."""
+    """Copies a folder and changes fields of its config."""
     copy = Path(shutil.copytree(folder, to))
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | fields))
@@ -93,7 +93,7 @@ def edited(folder: Path, to: Path, **fields: object) -> Path:
 
 
 def test_kimis_config_is_read_without_its_code(tmp_path: Path) -> None:
-    """All fields of the published one."""
+    """All fields of the published config are read."""
     (tmp_path / "config.json").write_text(json.dumps(KIMI_K2))
     config = read_config(tmp_path, trust_remote_code=False)
     assert is_native(config)
@@ -111,7 +111,7 @@ def test_kimis_config_is_read_without_its_code(tmp_path: Path) -> None:
 def test_a_folder_of_kimis_type_gives_the_tokens_of_deepseek(
     model_folders: ModelFolders, tmp_path: Path
 ) -> None:
-    """Its remote code is neither there nor asked for, and its auto_map is not followed."""
+    """The folder's remote code is missing and not needed, and its auto_map is ignored."""
     folder = model_folders("deepseek-v3")
     kimi = edited(folder, tmp_path / "kimi", model_type="kimi_k2", auto_map=KIMI_K2["auto_map"])
     prompt = random_tokens(40, seed=1)
@@ -121,7 +121,7 @@ def test_a_folder_of_kimis_type_gives_the_tokens_of_deepseek(
 
 
 def test_ranks_have_some_heads_and_all_of_the_latent(model_folders: ModelFolders) -> None:
-    """What makes latents is whole at each rank; what makes queries of them, keys and values is halved."""
+    """Each rank has all that makes latents, and half of what makes queries, keys and values of them."""
 
     def attention_of(group: LoneRank | None) -> dict[str, torch.Tensor]:
         options = ModelConfig(model=str(model_folders("deepseek-v3")), device="cpu")
@@ -143,7 +143,7 @@ def test_ranks_have_some_heads_and_all_of_the_latent(model_folders: ModelFolders
 
 
 def test_heads_that_cannot_be_cut_are_refused(model_folders: ModelFolders) -> None:
-    """In one sentence."""
+    """Indivisible heads are refused in one sentence."""
     options = ModelConfig(model=str(model_folders("deepseek-v3")), device="cpu")
     with pytest.raises(ConfigError, match=r"tensor_parallel_size is 3, .* number of heads, 4"):
         load_model(options, LoneRank(0, 3))
@@ -152,7 +152,7 @@ def test_heads_that_cannot_be_cut_are_refused(model_folders: ModelFolders) -> No
 def test_layers_for_predicting_further_tokens_are_left_out(
     model_folders: ModelFolders, tmp_path: Path
 ) -> None:
-    """DeepSeek-V3's checkpoint holds one behind the last layer."""
+    """DeepSeek-V3's checkpoint has one after the last layer."""
     folder = Path(shutil.copytree(model_folders("deepseek-v3"), tmp_path / "model"))
     path = folder / "model.safetensors"
     save_file(load_file(path) | {"model.layers.4.eh_proj.weight": torch.zeros(8, 8)}, path)
@@ -160,7 +160,7 @@ def test_layers_for_predicting_further_tokens_are_left_out(
 
 
 def test_a_checkpoint_in_fp8_gives_the_tokens_of_its_weights(tmp_path: Path) -> None:
-    """With scales of blocks, which do not divide the latent's rows, as DeepSeek-V3 is published."""
+    """A checkpoint with scales of blocks that do not divide the latent's rows, as DeepSeek-V3's, is right."""
     fields = {**VARIANTS["deepseek-v3"], "hidden_size": 128}
     source = make_model_folder(tmp_path / "plain", **fields)
     folder = write_quantized(source, tmp_path, WRITERS["fp8-blocks"])
@@ -173,7 +173,7 @@ def test_a_checkpoint_in_fp8_gives_the_tokens_of_its_weights(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_in_int8_the_maps_of_latents_stay_as_they_are(tmp_path: Path) -> None:
-    """What is a linear is quantized, where there are kernels for experts too."""
+    """Linears are quantized, where there are kernels for experts too."""
     folder = make_model_folder(tmp_path / "model", **VARIANTS["deepseek-v2"] | {"dtype": "bfloat16"})
     if compiled_gemm(64, torch.device("cpu"), torch.bfloat16) is None:
         pytest.skip("there is no compiled GEMM: it needs a compiler and a CPU with AVX512_BF16")
@@ -200,8 +200,7 @@ def test_in_int8_the_maps_of_latents_stay_as_they_are(tmp_path: Path) -> None:
 def test_what_their_code_would_not_compute_is_refused(
     name: str, fields: dict[str, object], model_folders: ModelFolders, tmp_path: Path
 ) -> None:
-    """Neither natively nor through transformers: there keys and values differ in size, if not more is
-    wrong."""
+    """Native code and transformers both refuse them: there, at least keys and values differ in size."""
     folder = edited(model_folders(name), tmp_path / "model", **fields)
     with pytest.raises(ModelLoadError, match="has no native implementation"):
         load_model(ModelConfig(model=str(folder), device="cpu", model_impl="native"))
@@ -210,6 +209,6 @@ def test_what_their_code_would_not_compute_is_refused(
 
 
 def test_published_defaults_are_native() -> None:
-    """The configs that transformers makes up of nothing: the first DeepSeek-V2 and DeepSeek-V3."""
+    """The default configs of transformers are native: the first DeepSeek-V2 and DeepSeek-V3."""
     assert is_native(DeepseekV2Config(num_experts_per_tok=6))
     assert is_native(DeepseekV3Config())

@@ -1,4 +1,4 @@
-"""Folders of Llama 4 as they are published: a decoder beside a vision tower, in bf16."""
+"""Folders of Llama 4 in their published form: a decoder with a vision tower, in bf16."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.worker.generation import Reference, SmallEngine, random_tokens
 
 
 def with_vision(folder: Path, to: Path) -> Path:
-    """The folder as one of ``Llama4ForConditionalGeneration``."""
+    """Turns the folder into one of ``Llama4ForConditionalGeneration``."""
     to.mkdir()
     tensors = {f"language_model.{name}": x for name, x in load_file(folder / "model.safetensors").items()}
     tensors["vision_model.class_embedding"] = torch.zeros(8)
@@ -41,7 +41,7 @@ def with_vision(folder: Path, to: Path) -> Path:
 
 
 def test_a_vision_tower_is_left_out(model_folders: ModelFolders, tmp_path: Path) -> None:
-    """The decoder of a folder that has one gives the tokens that it gives alone."""
+    """With a vision tower in its folder, the decoder gives the same tokens as alone."""
     folder = model_folders("llama4")
     both = with_vision(folder, tmp_path / "both")
     loaded = load_model(ModelConfig(model=str(both)))
@@ -62,7 +62,7 @@ def test_a_missing_tensor_of_the_decoder_is_named(model_folders: ModelFolders, t
 
 
 def test_through_transformers_it_is_refused(model_folders: ModelFolders) -> None:
-    """Its code asks a cache of its own for positions."""
+    """transformers' code for Llama 4 is refused, because it needs its own cache for positions."""
     with pytest.raises(
         ModelLoadError, match="'Llama4ForCausalLM' cannot be served: it has chunked_attention"
     ):
@@ -73,7 +73,7 @@ def test_through_transformers_it_is_refused(model_folders: ModelFolders) -> None
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_in_bf16_it_is_near_to_fp32(tmp_path: Path, quantization: str | None) -> None:
-    """By compiled kernels: the probabilities of the next token behind several chunks."""
+    """The compiled kernels' probabilities of the next token after several chunks are near to fp32's."""
     folder = make_model_folder(
         tmp_path,
         "llama4_text",
@@ -99,7 +99,7 @@ def test_in_bf16_it_is_near_to_fp32(tmp_path: Path, quantization: str | None) ->
 
 
 def first_logprobs(folder: Path, **options: Any) -> dict[int, float]:
-    """Of the likeliest tokens behind a prompt of several chunks."""
+    """Log-probabilities of the likeliest tokens after a prompt of several chunks."""
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=10)
     with LLM(
         str(folder),

@@ -1,4 +1,4 @@
-"""What can be wrong with a model folder ends in one clear sentence of the right type."""
+"""Every error in a model folder is reported in one clear sentence of the right type."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Damaged = Callable[[str], Path]
 
 @pytest.fixture
 def damaged(model_folders: ModelFolders, tmp_path: Path) -> Damaged:
-    """A copy of a variant's folder, to be spoilt."""
+    """Copies a variant's folder, so that a test can damage it."""
 
     def copy(name: str) -> Path:
         return Path(shutil.copytree(model_folders(name), tmp_path / name))
@@ -76,7 +76,7 @@ def test_an_unexpected_shape_is_named(name: str, damaged: Damaged) -> None:
 
 
 def test_a_tensor_without_use_is_named(damaged: Damaged) -> None:
-    """A bias that the architecture would ignore is an error: the tokens would silently be wrong."""
+    """A bias that the architecture would ignore is an error: without it, tokens would silently be wrong."""
     folder = damaged("llama")
     extra = "model.layers.0.self_attn.q_proj.bias"
     edit_tensors(folder, lambda tensors: tensors.update({extra: torch.zeros(64)}))
@@ -112,7 +112,7 @@ def test_an_architecture_that_cannot_be_paged_says_why(
 
 
 def test_an_absent_folder_is_named(tmp_path: Path) -> None:
-    """A path that is not there, a file, and a folder without a config are each said to be so."""
+    """A missing path, a file, and a folder without a config are each reported as such."""
     assert f"{tmp_path}/nowhere does not exist" in refusal(tmp_path / "nowhere")
     assert "no config.json" in refusal(tmp_path)
     (tmp_path / "file").touch()
@@ -144,8 +144,8 @@ def test_weights_that_are_absent_cut_or_pickled(damaged: Damaged) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])
 def test_files_beside_the_weights_are_left_alone(name: str, damaged: Damaged) -> None:
-    """Adapters, another library's names, and an index that an older upload has left: transformers reads
-    model.safetensors, and so do we. Pickled weights beside it are not looked at."""
+    """Adapters, other libraries' names, and an old upload's index are ignored: like transformers, we read
+    model.safetensors. Pickled weights next to it are not read."""
     folder = damaged(name)
     prompt = random_tokens(30, seed=1)
     expected = SmallEngine(folder).generate(prompt)
@@ -159,7 +159,7 @@ def test_files_beside_the_weights_are_left_alone(name: str, damaged: Damaged) ->
 
 
 def test_the_file_that_the_config_names_is_read(damaged: Damaged) -> None:
-    """Before any other; one beyond the folder is refused."""
+    """The named file is preferred to any other; one outside the folder is refused."""
     folder = damaged("llama")
     prompt = random_tokens(30, seed=1)
     expected = SmallEngine(folder).generate(prompt)
@@ -174,7 +174,7 @@ def test_the_file_that_the_config_names_is_read(damaged: Damaged) -> None:
 
 
 def test_shards_are_found_without_an_index_and_held_to_one(damaged: Damaged) -> None:
-    """Without it beside an adapter; with a tensor in two files, or a file elsewhere, they are refused."""
+    """Shards are read without an index, next to an adapter; a tensor in two files or elsewhere is refused."""
     folder = damaged("qwen3")
     prompt = random_tokens(30, seed=1)
     expected = SmallEngine(folder).generate(prompt)
@@ -195,8 +195,7 @@ def test_shards_are_found_without_an_index_and_held_to_one(damaged: Damaged) -> 
 def test_tensors_of_another_type_are_cast_or_refused(
     name: str, damaged: Damaged, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Other floats are cast, and that is told; what is no plain number has no meaning by itself; what float16
-    cannot hold is not made infinite."""
+    """Other floats are cast and logged; other types are refused, as are values beyond float16."""
     folder = damaged(name)
     kept = load_file(folder / "model.safetensors")
     expected = SmallEngine(folder).generate(random_tokens(30, seed=1))
@@ -291,7 +290,7 @@ def test_json_without_end_or_bottom_is_one_sentence(file: str, damaged: Damaged)
 @pytest.mark.parametrize("size", [2**62, -1, 10**400])
 @pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "num_hidden_layers"])
 def test_sizes_that_no_model_has_are_refused(field: str, size: int, damaged: Damaged) -> None:
-    """Before anything is sized by them."""
+    """The size is refused before memory is allocated by it."""
     folder = damaged("qwen3")
     edit_config(folder, **{field: size})
     assert f"{field} must be from 0 to" in refusal(folder)

@@ -1,4 +1,4 @@
-"""Folders with a text decoder beside a vision or an audio tower, held to transformers' whole models."""
+"""Folders with a text decoder and a vision or audio tower, compared with transformers' whole models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZES: dict[str, Any] = {"max_model_len": 128, "num_gpu_blocks_override": 60}
 
 
 class Multimodal(Protocol):
-    """A folder of a model type, made once."""
+    """Returns the folder of a model type, made once."""
 
     def __call__(self, model_type: str) -> Path: ...
 
@@ -63,7 +63,7 @@ def expected(folder: Path) -> list[int]:
 def test_text_is_continued_as_by_the_whole_model(
     model_type: str, multimodal: Multimodal, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By native code, and a line says how much is left out."""
+    """Native code continues the text, and a log line counts the omitted tensors."""
     folder = multimodal(model_type)
     with caplog.at_level(logging.INFO, logger="continuum.start"):
         assert generated(folder, model_impl="native") == expected(folder)
@@ -76,7 +76,7 @@ def test_text_is_continued_as_by_the_whole_model(
 
 
 def test_all_known_types_are_tested() -> None:
-    """Llama 4 has a file of its own."""
+    """Llama 4's tests are in another file."""
     assert CONFIGS.keys() | {"llama4"} == MULTIMODAL_TYPES
 
 
@@ -107,7 +107,7 @@ def test_names_of_other_versions_are_known(
 
 
 def test_a_head_in_the_checkpoint_is_used(multimodal: Multimodal, tmp_path: Path) -> None:
-    """Mistral Small 3.1 has one, and its config says nothing of it: transformers then takes it, too."""
+    """Mistral Small 3.1 has one that its config does not mention: transformers then uses it, too."""
     folder = renamed(multimodal("mistral3"), tmp_path / "with_head", str)
     weights = folder / "model.safetensors"
     head = torch.randn(512, 64, generator=torch.Generator().manual_seed(7)) / 8
@@ -122,7 +122,7 @@ def test_a_head_in_the_checkpoint_is_used(multimodal: Multimodal, tmp_path: Path
 
 
 def test_a_format_of_the_decoder_alone_is_read(model_folders: ModelFolders, tmp_path: Path) -> None:
-    """As Kimi-K2.5's: the quantization is in ``text_config``, and names have a prefix."""
+    """As in Kimi-K2.5, the quantization is in ``text_config``, and names have a prefix."""
     quantized = write_quantized(model_folders("llama"), tmp_path / "alone", WRITERS["compressed-int4"]).path
     folder = renamed(quantized, tmp_path / "both", "language_model.{}".format)
     text = json.loads((folder / "config.json").read_text())
@@ -139,7 +139,7 @@ def test_parts_of_no_decoder_are_told_apart() -> None:
 
 
 def test_a_decoder_that_is_not_known_is_refused(multimodal: Multimodal, tmp_path: Path) -> None:
-    """In a sentence, before weights are read."""
+    """An unknown decoder is refused in a sentence, before weights are read."""
     folder = renamed(multimodal("mistral3"), tmp_path / "other", str)
     config = json.loads((folder / "config.json").read_text())
     config["text_config"]["model_type"] = "ministral3"
@@ -155,7 +155,7 @@ def test_random_weights_need_none_of_the_folder(multimodal: Multimodal) -> None:
 
 @pytest.mark.parametrize("model_type", list(CONFIGS))
 def test_tokenizers_and_templates_are_ordinary(model_type: str, multimodal: Multimodal) -> None:
-    """Whatever class transformers prefers for the model type."""
+    """Tokenizers and templates work, whatever class transformers prefers for the model type."""
     tokenizer = Tokenizer.load(ModelConfig(model=str(multimodal(model_type))))
     chat = tokenizer.render_chat([{"role": "user", "content": "hello"}])
     assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
@@ -164,7 +164,7 @@ def test_tokenizers_and_templates_are_ordinary(model_type: str, multimodal: Mult
 
 @pytest.fixture
 def with_processor_template(multimodal: Multimodal, tmp_path: Path) -> Path:
-    """A folder whose chat template is in the processor's file, as transformers wrote it once."""
+    """A folder whose chat template is in the processor's file, as transformers once wrote it."""
     folder = renamed(multimodal("gemma3"), tmp_path / "gemma3", str)
     template = (folder / "chat_template.jinja").read_text()
     (folder / "chat_template.jinja").unlink()
@@ -174,7 +174,7 @@ def with_processor_template(multimodal: Multimodal, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_server_answers_chats_and_refuses_images(with_processor_template: Path) -> None:
-    """Over HTTP, with transformers' tokens."""
+    """The server gives transformers' tokens over HTTP."""
     folder = with_processor_template
     tokenizer = Tokenizer.load(ModelConfig(model=str(folder)))
     reference = Reference(folder, code=code_of(folder))

@@ -1,4 +1,4 @@
-"""A config read without transformers says what transformers says of it, or is left to transformers."""
+"""A config read without transformers means the same as in transformers, or is left to transformers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LLAMA: dict[str, Any] = {
     "use_cache": True,
     "vocab_size": 128256,
 }
-"""As the hub has them, in the names of the library's fourth version."""
+"""Configs on the hub, with the names of the library's fourth version."""
 PLAIN = {name: value for name, value in LLAMA.items() if name != "rope_scaling"}
 QWEN = {"max_window_layers": 21, "sliding_window": 32768, "use_sliding_window": False}
 QWEN3_MOE = (
@@ -126,7 +126,7 @@ def theirs(folder: Path) -> Any:
 
 
 def frequencies_of_theirs(config: Any, head_dim: int) -> torch.Tensor:
-    """The library has no function for the plain ones: each model computes those by itself."""
+    """The library has no function for plain frequencies: each model computes them."""
     rope = config.rope_parameters
     if rope["rope_type"] != "default":
         frequencies: torch.Tensor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))[0]
@@ -137,7 +137,7 @@ def frequencies_of_theirs(config: Any, head_dim: int) -> torch.Tensor:
 
 
 def assert_same(folder: Path) -> None:
-    """All that is read of a config, by either way."""
+    """Asserts that both ways read the same from a config."""
     ours: Any = read_config(folder, trust_remote_code=False)
     other = theirs(folder)
     kind: type = type(ours)
@@ -157,7 +157,7 @@ def assert_same(folder: Path) -> None:
 
 @pytest.mark.parametrize("fields", KNOWN.values(), ids=KNOWN)
 def test_what_is_read_is_what_transformers_reads(fields: dict[str, Any], tmp_path: Path) -> None:
-    """Shape, frequencies, type and length of configs as they are found in the wild."""
+    """Shape, frequencies, type and length of typical configs are equal."""
     (tmp_path / "config.json").write_text(json.dumps(fields))
     assert_same(tmp_path)
 
@@ -170,18 +170,18 @@ def test_what_is_read_is_what_transformers_reads(fields: dict[str, Any], tmp_pat
     ],
 )
 def test_what_transformers_writes_is_read_without_it(name: str, model_folders: ModelFolders) -> None:
-    """So that every model which it saves starts without it."""
+    """Every model that transformers saves starts without it."""
     assert_same(model_folders(name))
 
 
 @pytest.mark.parametrize("fields", UNKNOWN.values(), ids=UNKNOWN)
 def test_what_is_not_known_to_the_last_field_is_left_to_transformers(fields: dict[str, Any]) -> None:
-    """Nothing is guessed: it may mean something there, or be wrong, and it is for transformers to say."""
+    """Nothing is guessed: an unknown field may have a meaning, or be wrong, which only transformers knows."""
     assert native_config(fields) is None
 
 
 @pytest.mark.parametrize("name", ["llama-yarn-tied", "qwen2-window", "gpt_neox"])
 def test_the_others_are_read_by_transformers(name: str, model_folders: ModelFolders) -> None:
-    """As they always were."""
+    """Configs that are not read natively equal transformers'."""
     folder = model_folders(name)
     assert read_config(folder, trust_remote_code=False).to_dict() == theirs(folder).to_dict()

@@ -1,4 +1,4 @@
-"""What ``quantization_config`` says: what is published is read, all else refused before weights are read."""
+"""``quantization_config``: published ones are read, all else is refused before weights are read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def config_of(name: str) -> dict[str, Any]:
 def test_what_is_not_supported_is_refused_by_name(
     name: str, field: str, value: object, tmp_path: Path
 ) -> None:
-    """The field, its value and what there is, before weights are read: there are none."""
+    """The error has the field, its value and what is supported, before weights are read: there are none."""
     folder = make_model_folder(tmp_path, "llama", weights=False)
     edit_config(folder, quantization_config=config_of(name) | {field: value})
     with pytest.raises(ModelLoadError, match=rf"^quantization_config\.{field}.*\.$"):
@@ -178,7 +178,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "version": "0.12.2",
     },
 }
-"""What publishers write."""
+"""Configs of publishers."""
 
 
 @pytest.mark.parametrize("publisher", PUBLISHED)
@@ -198,7 +198,7 @@ ODD = st.one_of(
 
 @given(data=st.data(), publisher=st.sampled_from(sorted(PUBLISHED)))
 def test_whatever_a_field_holds_is_read_or_refused(data: st.DataObject, publisher: str) -> None:
-    """In a sentence, at any depth."""
+    """A wrong value at any depth is refused in a sentence."""
     config = json.loads(json.dumps(PUBLISHED[publisher]))
     inner = config
     while True:
@@ -263,7 +263,7 @@ def test_a_tensor_of_another_shape_is_named(
 
 
 def test_a_bias_of_zeros_that_a_writer_added_is_no_error(tmp_path: Path) -> None:
-    """Any other is: the tokens would silently be wrong."""
+    """Any other bias is refused: without it, tokens would silently be wrong."""
     source = make_model_folder(tmp_path / "source", "llama", **SIZES)  # type: ignore[arg-type]
     folder = write_quantized(source, tmp_path / "gptq", WRITERS["gptq"])
     file = folder.path / "model.safetensors"

@@ -33,7 +33,7 @@ from tests.worker.parallel.ranks import two_ranks
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_the_tokens_are_those_of_the_dequantized_weights(name: str, quantized: Folders) -> None:
-    """As transformers computes them from a plain folder of the same weights."""
+    """Tokens equal those of transformers with a plain folder of the same weights."""
     folder = quantized(name)
     prompt = random_tokens(30, seed=4)
     assert generated(folder.path, prompt) == Reference(folder.dequantized).greedy(prompt, 16)
@@ -41,7 +41,7 @@ def test_the_tokens_are_those_of_the_dequantized_weights(name: str, quantized: F
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_model_of_transformers_is_dequantized(name: str, other_family: Folders) -> None:
-    """Without the library that wrote it."""
+    """The library that wrote it is not needed."""
     folder = other_family(name)
     options = ModelConfig(model=str(folder.path), device="cpu")
     model = load_model(options).model
@@ -60,7 +60,7 @@ def test_a_model_of_transformers_is_dequantized(name: str, other_family: Folders
     "name", ["fp8-blocks", "compressed-int8-zeros", "gptq-order", "compressed-int4-order"]
 )
 def test_the_parts_of_two_ranks_are_the_dequantized_weights(name: str, quantized: Folders) -> None:
-    """Put side by side; blocks and groups may be cut in two."""
+    """The joined parts are equal; ranks may cut blocks and groups in two."""
     folder = quantized(name)
     whole = load_file(folder.dequantized / "model.safetensors")
     ranks = [rank_of(folder.path, rank).checkpoint_parts() for rank in range(2)]
@@ -72,7 +72,7 @@ def test_the_parts_of_two_ranks_are_the_dequantized_weights(name: str, quantized
 
 @pytest.mark.parametrize("name", ["fp8-blocks", "awq-128", "compressed-int8"])
 def test_two_ranks_give_the_same_tokens(name: str, quantized: Folders) -> None:
-    """Dequantized, in int4 whose groups the ranks cut, and in int8."""
+    """Weights are dequantized, in int4 with groups that the ranks cut, and in int8."""
     folder = quantized(name)
     prompt = random_tokens(40, seed=7)
     with two_ranks(folder.path) as engine:
@@ -86,7 +86,7 @@ def test_two_ranks_give_the_same_tokens(name: str, quantized: Folders) -> None:
 def test_a_rank_reads_its_share_of_the_bytes(
     name: str, quantized: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two ranks about half, scales and zeros included."""
+    """Each of two ranks reads about half, scales and zeros included."""
     read: list[int] = []
 
     def counting(files: TensorFiles, entry: TensorEntry, *region: slice) -> torch.Tensor:
@@ -103,7 +103,7 @@ def test_a_rank_reads_its_share_of_the_bytes(
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_weights_are_dequantized_where_they_lie(name: str, quantized: Folders) -> None:
-    """On another device all that is computed is computed there; here on one without numbers."""
+    """All computation is on the weights' device; here it is one without numbers."""
     folder = quantized(name)
     checkpoint = Checkpoint(folder.path, weight_format=read_format(folder.path))
     for tensor in folder.names[:7]:
@@ -112,7 +112,7 @@ def test_weights_are_dequantized_where_they_lie(name: str, quantized: Folders) -
 
 
 def test_a_float16_checkpoint_is_read_in_bfloat16(tmp_path: Path) -> None:
-    """Unless a type is asked for: the CPU's kernels compute in it."""
+    """Unless a type is requested, it is read in bfloat16, in which the CPU's kernels compute."""
     source = make_model_folder(tmp_path / "source", "llama", dtype="float16", **SIZES)  # type: ignore[arg-type]
     folder = write_quantized(source, tmp_path / "awq", WRITERS["awq"])
     assert load_model(ModelConfig(model=str(folder.path), device="cpu")).dtype == torch.bfloat16
@@ -122,7 +122,7 @@ def test_a_float16_checkpoint_is_read_in_bfloat16(tmp_path: Path) -> None:
 
 
 def test_dequantized_weights_can_be_quantized_again(quantized: Folders) -> None:
-    """``--quantization`` is for what does not stay as it is."""
+    """``--quantization`` applies to weights that do not stay quantized."""
     model = load_model(
         ModelConfig(
             model=str(quantized("fp8-blocks").path),

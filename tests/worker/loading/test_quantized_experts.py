@@ -74,12 +74,12 @@ def test_gpt_oss_in_mxfp4_gives_the_same_tokens(model_impl: str, tmp_path: Path)
 def test_mxfp4_that_stays_gives_the_tokens_of_bf16(
     tmp_path: Path, compiled: CompiledGemm, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In compiled steps, to the token: nothing is rounded."""
+    """In compiled steps all tokens are equal: nothing is rounded."""
     folder, prompt = gpt_oss_in_mxfp4(tmp_path), random_tokens(40, seed=8)
     wanted = generated(folder.dequantized, prompt, dtype="bfloat16")
     with caplog.at_level(logging.INFO):
         assert generated(folder.path, prompt, dtype="bfloat16") == wanted
-    assert "MXFP4 weights stay in their bits" in caplog.text
+    assert "MXFP4 weights stay quantized" in caplog.text
     assert "dequantized" not in caplog.text
     assert "Using the compiled CPU backend for whole steps." in caplog.text
 
@@ -95,7 +95,7 @@ def test_two_ranks_read_their_part_of_mxfp4(by_rank: bool, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["fp8-blocks", "awq", "gptq-order", "compressed-int4"])
 def test_experts_in_a_format_give_the_same_tokens(name: str, tmp_path: Path) -> None:
-    """Expert by expert, as Qwen3-MoE's are published."""
+    """The checkpoint has tensors for each expert, like Qwen3-MoE's."""
     source = sparse_folder(
         tmp_path / "source", "qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64
     )
@@ -108,8 +108,8 @@ def test_experts_in_a_format_give_the_same_tokens(name: str, tmp_path: Path) -> 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["awq", "compressed-int4", "compressed-int8", "mxfp4"])
 def test_experts_stay_in_their_bits(name: str, tmp_path: Path, compiled: CompiledGemm) -> None:
-    """And so do those of two ranks, each with a part of every expert or with some of them; but for a rounding
-    of scales and zeros, where there are any to round."""
+    """Experts stay quantized, also on two ranks with a part of every expert or some whole ones; only scales
+    and zeros, where there are any, are rounded."""
     source = sparse_folder(
         tmp_path / "source",
         "gpt_oss" if name == "mxfp4" else "qwen3_moe",
@@ -146,7 +146,7 @@ def test_experts_stay_in_their_bits(name: str, tmp_path: Path, compiled: Compile
 
 
 def test_mxfp4_is_what_transformers_makes_of_it(tmp_path: Path) -> None:
-    """Experts as gpt-oss stores them, whole and in parts, by their names in a plain checkpoint."""
+    """gpt-oss's stored experts are read, whole and in parts, under their names in a plain checkpoint."""
     torch.manual_seed(0)
     blocks = torch.randint(0, 256, (3, 48, 4, 16), dtype=torch.uint8)
     scales = torch.randint(118, 132, (3, 48, 4), dtype=torch.uint8)
@@ -168,7 +168,7 @@ def test_mxfp4_is_what_transformers_makes_of_it(tmp_path: Path) -> None:
 
 
 def test_stacked_fp8_experts_are_dequantized(tmp_path: Path) -> None:
-    """A stack [experts, outputs, inputs] with the scales of its blocks, in bytes of powers of two."""
+    """A stack [experts, outputs, inputs] has scales of blocks, in bytes of powers of two."""
     torch.manual_seed(0)
     numbers = torch.randn(3, 40, 64).to(torch.float8_e4m3fn)
     powers = torch.randint(120, 130, (3, 3, 2), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Models that have layers with states: how memory is shared out, how folders are read, what is refused."""
+"""Models that have layers with states: how memory is divided, how folders are read, what is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BYTES_PER_BLOCK = 2 * 8 * 2 * 24 * 4
 
 
 def info_of(folder: Path, **cache: Any) -> ModelInfo:
-    """What the executor tells of its pool, for blocks of 8 tokens and 4 running requests."""
+    """The executor's description of its pool, for blocks of 8 tokens and 4 running requests."""
     config = EngineConfig(
         model=ModelConfig(model=str(folder), device="cpu", max_model_len=128),
         cache=CacheConfig(block_size=8, **cache),
@@ -49,7 +49,7 @@ def info_of(folder: Path, **cache: Any) -> ModelInfo:
 
 
 def edited(folder: Path, to: Path, **fields: object) -> Path:
-    """A copy of a folder with other fields in its config."""
+    """Copies a folder and changes fields of its config."""
     copy = Path(shutil.copytree(folder, to))
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | fields))
@@ -57,7 +57,7 @@ def edited(folder: Path, to: Path, **fields: object) -> Path:
 
 
 def test_blocks_and_states_share_the_bytes_exactly(model_folders: ModelFolders) -> None:
-    """States, each of whole blocks, have two fifths; another block would not fit beside them."""
+    """States, each the size of whole blocks, get two fifths; another block would not fit."""
     folder, num_bytes = model_folders("qwen3-next"), 500_000
     info = info_of(folder, kv_cache_memory_bytes=num_bytes)
     each = -(-BYTES_PER_STATE // BYTES_PER_BLOCK)
@@ -68,7 +68,7 @@ def test_blocks_and_states_share_the_bytes_exactly(model_folders: ModelFolders) 
 
 
 def test_states_have_an_end_and_a_beginning(model_folders: ModelFolders) -> None:
-    """No more than running requests and as many checkpoints can use, and never too few for one request."""
+    """There are at most the states of running requests and as many checkpoints, at least one request's."""
     folder = model_folders("qwen3-next")
     assert info_of(folder, kv_cache_memory_bytes=50_000_000).num_states == 2 * 4 * 4 + 1
     assert info_of(folder, kv_cache_memory_bytes=160_000).num_states == 5
@@ -77,20 +77,20 @@ def test_states_have_an_end_and_a_beginning(model_folders: ModelFolders) -> None
 
 
 def test_too_little_memory_beside_the_states_is_refused(model_folders: ModelFolders) -> None:
-    """In one sentence."""
+    """Too little memory for KV is refused in one sentence."""
     with pytest.raises(ModelLoadError, match="maximum context length"):
         info_of(model_folders("qwen3-next"), kv_cache_memory_bytes=500_000, num_state_slots=35)
 
 
 def test_a_disk_is_measured_for_a_model_with_states(model_folders: ModelFolders, tmp_path: Path) -> None:
-    """Two states of granite4 may be on their way to it at once; how fast tokens are computed is tried out
-    with states of their own."""
+    """Two states of granite4 may be on their way to it at once; the speed of computing tokens is measured
+    with separate states."""
     folder = model_folders("granite4")
     info = info_of(folder, num_host_blocks_override=10, kv_cache_memory_bytes=4_000_000)
     assert info.num_host_blocks == 10
     disk = {"num_disk_blocks_override": 50, "kv_offloading_disk_path": str(tmp_path)}
     info = info_of(folder, num_host_blocks_override=10, kv_cache_memory_bytes=4_000_000, **disk)
-    if info.disk_level is not None:  # else this disk is slower than so small a model
+    if info.disk_level is not None:  # otherwise this disk is slower than so small a model
         assert info.disk_level.max_writes == max(64, 2 * blocks_per_state(info.kv_cache_groups))
 
 
@@ -102,7 +102,7 @@ def test_state_slots_without_states_are_refused(model_folders: ModelFolders) -> 
 
 
 def test_tritons_attention_gives_way_unless_it_is_asked_for(model_folders: ModelFolders) -> None:
-    """Its steps know no states."""
+    """Triton's steps do not support states."""
     model = load_model(ModelConfig(model=str(model_folders("qwen3.5")), device="cpu")).model
     assert isinstance(model, Decoder)
     states = model.state_spec
@@ -132,7 +132,7 @@ def test_heads_that_cannot_be_cut_are_refused(
 
 
 def test_a_rank_has_its_heads_of_each_section(model_folders: ModelFolders) -> None:
-    """Queries, keys and values are cut apart, and a Mamba group that all heads share is whole."""
+    """Queries, keys and values are cut separately, and a Mamba group that all heads share is whole."""
 
     def conv_of(name: str, group: LoneRank | None) -> torch.Tensor:
         options = ModelConfig(model=str(model_folders(name)), device="cpu")
@@ -151,7 +151,7 @@ def test_a_rank_has_its_heads_of_each_section(model_folders: ModelFolders) -> No
 
 @pytest.mark.parametrize("name", WITH_STATES)
 def test_through_transformers_they_are_refused(name: str, model_folders: ModelFolders) -> None:
-    """Its models keep states in caches of their own."""
+    """transformers' models keep states in their own caches."""
     options = ModelConfig(model=str(model_folders(name)), device="cpu", model_impl="transformers")
     with pytest.raises(ModelLoadError, match="it has linear_attention layers"):
         load_model(options)
@@ -168,14 +168,14 @@ def test_through_transformers_they_are_refused(name: str, model_folders: ModelFo
 def test_what_is_not_computed_is_refused(
     name: str, fields: dict[str, object], model_folders: ModelFolders, tmp_path: Path
 ) -> None:
-    """Steps of time with bounds, no attention at all, another activation."""
+    """Bounded time steps, models without attention and other activations are refused."""
     folder = edited(model_folders(name), tmp_path / "model", **fields)
     with pytest.raises(ModelLoadError, match="has no native implementation"):
         load_model(ModelConfig(model=str(folder), device="cpu", model_impl="native"))
 
 
 def test_published_sizes() -> None:
-    """Of Qwen3-Next-80B-A3B, which are the defaults, and of granite-4.0-h-tiny."""
+    """Sizes of Qwen3-Next-80B-A3B, which are the defaults, and of granite-4.0-h-tiny are right."""
     config = Qwen3NextConfig()
     assert is_native(config)
     shape = decoder_shape(config)
@@ -202,7 +202,7 @@ def test_published_sizes() -> None:
 def test_a_folder_that_transformers_wrote_is_read(
     name: str, model_folders: ModelFolders, tmp_path: Path
 ) -> None:
-    """With its names of tensors, and further ones for multi-token prediction; prefixes are hit."""
+    """The folder is read with transformers' names, and with multi-token prediction; prefixes are hit."""
     folder = model_folders(name)
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path)
     for file in folder.glob("tokenizer*"):
@@ -230,7 +230,7 @@ def test_a_folder_that_transformers_wrote_is_read(
 def test_a_batch_gives_the_tokens_of_transformers(
     name: str, options: dict[str, Any], model_folders: ModelFolders
 ) -> None:
-    """Scheduled ahead, without prefixes, and in chunks."""
+    """Tokens are equal with async scheduling, without prefix caching, and in chunks."""
     reference = Reference(model_folders(name))
     prompts = [random_tokens(length, seed=length) for length in (1, 9, 40, 63)]
     sizes: dict[str, Any] = {"max_model_len": 128, "num_gpu_blocks_override": 60, "num_state_slots": 24}
@@ -241,7 +241,7 @@ def test_a_batch_gives_the_tokens_of_transformers(
 
 
 def test_random_weights_run(model_folders: ModelFolders) -> None:
-    """A config alone is enough to measure with, in bf16, too."""
+    """A config alone is enough for measurements, also in bf16."""
     options: dict[str, Any] = {"max_model_len": 64, "num_gpu_blocks_override": 20, "load_format": "dummy"}
     with LLM(str(model_folders("granite4")), multiprocess=False, dtype="bfloat16", **options) as llm:
         (output,) = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)

@@ -1,4 +1,4 @@
-"""Made model folders are real ones: transformers reads them, every token decodes, chats with tools render."""
+"""Generated model folders are real: transformers reads them, every token decodes, chats with tools render."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def render(folder: Path, messages: list[dict[str, Any]], **options: Any) -> str:
 
 
 def test_every_id_decodes_and_text_survives(model_folders: ModelFolders) -> None:
-    """The vocabulary is full to its size, and any text comes back from its tokens."""
+    """The vocabulary has its full size, and any text is restored from its tokens."""
     tokenizer = AutoTokenizer.from_pretrained(model_folders("qwen3"))
     assert len(tokenizer) == 512
     assert all(tokenizer.decode([token_id]) for token_id in range(512))
@@ -42,7 +42,7 @@ def test_tool_tags_are_text_and_special_tokens_are_not(model_folders: ModelFolde
 
 
 def test_a_chat_with_tools_renders_in_the_hermes_way(model_folders: ModelFolders) -> None:
-    """Tools stand in the system turn, calls in tags, and neighbouring tool results share one user turn."""
+    """Tools are in the system turn, calls in tags, and neighboring tool results share one user turn."""
     call = {"type": "function", "function": {"name": "ls", "arguments": {"path": "/"}}}
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
@@ -69,7 +69,7 @@ def test_a_chat_grows_at_its_end_only(model_folders: ModelFolders) -> None:
 
 
 def test_equal_arguments_give_equal_folders(model_folders: ModelFolders, tmp_path: Path) -> None:
-    """A folder is a function of its arguments: weights, tokenizer and config."""
+    """Weights, tokenizer and config depend only on the arguments."""
     again = make_model_folder(tmp_path, "qwen3", head_dim=24, shards=2)
     for file in model_folders("qwen3").iterdir():
         assert (again / file.name).read_bytes() == file.read_bytes(), file.name

@@ -1,4 +1,4 @@
-"""Adapters that peft has made of small models, and what peft makes of prompts with them."""
+"""Adapters that peft makes of small models, and peft's results with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 def save_adapter(
     model: Path, folder: Path, seed: int, *, kind: Any = AutoModelForCausalLM, **config: Any
 ) -> Path:
-    """An adapter of random weights in the folder, as peft saves it. ``kind``: the class of the base model."""
+    """Saves an adapter of random weights in the folder, with peft. ``kind``: the class of the base model."""
     base = kind.from_pretrained(model)
     adapted = get_peft_model(base, LoraConfig(**{"target_modules": "all-linear", "r": 4, **config}))
     generator = torch.Generator().manual_seed(seed)
@@ -26,7 +26,7 @@ def save_adapter(
 
 
 class AdaptedReference:
-    """peft's own model of an adapter, in fp32 unless another type is said."""
+    """peft's own model of an adapter, in fp32 unless another type is given."""
 
     def __init__(self, model: Path, adapter: Path | None, dtype: torch.dtype = torch.float32) -> None:
         base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Requests with adapters of their own, in one batch: what peft makes of each."""
+"""Requests with different adapters in one batch get peft's results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.worker.cpu.compiled_steps import has_compiled_steps
 from tests.worker.generation import random_tokens
 from tests.worker.lora.made_adapters import AdaptedReference, save_adapter
 
-# peft and transformers of today do not go together without one.
+# peft and today's transformers warn of each other.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
 Case = tuple[list[int], LoRARequest | None, Path | None]
@@ -49,7 +49,7 @@ COMPILED: dict[str, Any] = {
     "head_dim": 64,
     "dtype": "bfloat16",
 }
-"""A model of sizes that the compiled steps take."""
+"""A model of sizes that compiled steps support."""
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "attention alone": {"target_modules": ["q_proj", "v_proj"], "r": 8, "lora_alpha": 32},
@@ -91,7 +91,7 @@ def prompts_and_adapters(
 
 
 def check_tokens(llm: LLM, model: Path, cases: list[Case]) -> None:
-    """All of them in one batch: the tokens are those of peft."""
+    """Runs all cases in one batch, and compares the tokens with peft's."""
     prompts, requests = [prompt for prompt, _, _ in cases], [one for _, one, _ in cases]
     outputs = llm.generate(prompts, GREEDY, lora_request=requests, use_tqdm=False)
     for output, (prompt, _, path) in zip(outputs, cases, strict=True):
@@ -119,8 +119,8 @@ def test_ranks_have_parts_of_adapters(tmp_path: Path, options: dict[str, Any]) -
 @pytest.mark.skipif(not has_compiled_steps(), reason="steps cannot be compiled here")
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 def test_compiled_steps_add_adapters(tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture) -> None:
-    """In bf16 they err hardly more than peft does, which keeps adapters in fp32: in short prompts, in one of
-    several blocks of rows, and in the tokens that follow. What a row's adapter adds depends on no other."""
+    """In bf16 they err hardly more than peft, which keeps adapters in fp32: in short prompts, in one of
+    several blocks of rows, and in later tokens. A row's adapter does not depend on other rows."""
     model = make_model_folder(tmp_path / "model", family, **COMPILED)
     adapters = save_all(model, tmp_path)
     cases = prompts_and_adapters(adapters)
@@ -146,7 +146,7 @@ def test_compiled_steps_add_adapters(tmp_path: Path, family: str, caplog: pytest
 @pytest.mark.skipif(not has_compiled_steps(), reason="steps cannot be compiled here")
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_adapters_of_quantized_bases(tmp_path: Path, quantization: str) -> None:
-    """What an adapter changes is changed as much over a base in few bits."""
+    """With a quantized base, an adapter changes the probability as it should."""
     model = make_model_folder(tmp_path / "model", **COMPILED)
     cases = prompts_and_adapters(save_all(model, tmp_path))[:3]
     with LLM(model, multiprocess=False, quantization=quantization, **WIDE) as llm:
@@ -253,7 +253,7 @@ def test_weights_that_do_not_fit_are_named(
 
 
 def test_steps_under_way_keep_what_is_dropped(served: tuple[Path, LLM], tmp_path: Path) -> None:
-    """A request may end while a step of it is queued, and its adapter be dropped before that runs."""
+    """A request may end while its step is queued, and its adapter be dropped before that step runs."""
     model, _ = served
     store = open_adapters(load_model(ModelConfig(model=str(model))).model, LoRAConfig(), ALONE, "torch")
     assert store is not None

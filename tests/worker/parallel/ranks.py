@@ -1,4 +1,4 @@
-"""Ranks as tests need them: engines that end their ranks, the processes of others, and a lone rank."""
+"""Ranks for tests: engines that end their ranks, rank processes of others, and a single rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def two_ranks(
     enable_expert_parallel: bool = False,
     num_state_slots: int | None = None,
 ) -> Iterator[SmallEngine]:
-    """An engine whose model is two processes."""
+    """An engine with a model in two processes."""
     engine = SmallEngine(
         folder,
         num_blocks=num_blocks,
@@ -43,13 +43,13 @@ def two_ranks(
 
 
 def rank_pids(parent: int) -> list[int]:
-    """The ranks among a process's children, in order."""
+    """The rank processes among a process's children, in order."""
     return sorted(children_of(parent, "rank_proc"))
 
 
 @dataclass(frozen=True)
 class LoneRank:
-    """One of several that asks nothing of the others: what it loads can be looked at."""
+    """One of several ranks, which needs nothing from the others, so that its part can be inspected."""
 
     rank: int
     size: int

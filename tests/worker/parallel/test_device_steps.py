@@ -1,4 +1,4 @@
-"""The steps of a GPU across two ranks: Triton's kernels in its interpreter, sampling on the device, gloo."""
+"""The steps of a GPU on two ranks: Triton's kernels in its interpreter, sampling on the device, gloo."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.slow
 def test_steps_planned_ahead_on_the_device_give_the_tokens_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    """Prompts in chunks, then decodes; what the first rank samples is known to the other when it needs it."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # for the ranks: nothing here imports Triton
-    num_layers = options.get("pipeline_parallel_size", 1)  # the interpreter takes long
+    """In prompts by chunks and decodes, a token of the first rank reaches the other before it is needed."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # for the ranks: this process does not import Triton
+    num_layers = options.get("pipeline_parallel_size", 1)  # the interpreter is slow
     folder = make_model_folder(
         tmp_path,
         "qwen3",

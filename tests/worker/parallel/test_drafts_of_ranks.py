@@ -1,4 +1,4 @@
-"""Drafts that two processes verify: both take the same ones, and answers are those of one without drafts."""
+"""Drafts that two processes verify: both accept the same, and answers equal those of one without drafts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 REPEATED = [5, 9, 13, 2, 7, 11, 30, 31]
 PROMPTS = [REPEATED * 6, REPEATED * 4 + [1, 2, 3] + REPEATED * 3, list(range(40)), [8] * 30]
 FEW = list(range(12))
-"""Tokens of which random ones repeat each other."""
+"""Tokens that repeat often when drawn at random."""
 NUM_TOKENS = 40
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -44,7 +44,7 @@ NGRAM: dict[str, Any] = {
 
 
 def answers(folder: Path, **options: Any) -> dict[str, list[CompletionOutput]]:
-    """Answers of each kind to all prompts. Blocks are for two of the requests, and prompts are cut."""
+    """Answers of each kind to all prompts. Blocks suffice for two requests, and prompts are cut."""
     scarce: dict[str, Any] = {"num_gpu_blocks_override": 24, "block_size": 8, "max_num_batched_tokens": 48}
     told = {}
     with LLM(
@@ -83,7 +83,7 @@ def test_two_ranks_with_drafts_answer_as_one_without(
     model_folders: ModelFolders,
     plain: dict[str, list[CompletionOutput]],
 ) -> None:
-    """Greedy, with seeds, penalties and a grammar; under preemption, and with prompts cut to chunks."""
+    """Greedy and seeded answers, with penalties and a grammar, are equal with preemption and chunks."""
     folder, counts = model_folders("qwen3"), DraftCounts()
     drafted = answers(
         folder,
@@ -98,7 +98,7 @@ def test_two_ranks_with_drafts_answer_as_one_without(
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss"])
 def test_experts_by_rank_verify_drafts(name: str, model_folders: ModelFolders) -> None:
-    """With half of the experts at each rank; with one block table and with two."""
+    """Half of the experts are on each rank; with one block table and with two."""
     folder, counts = model_folders(name), DraftCounts()
     options: dict[str, Any] = {"num_gpu_blocks_override": 40}
     drafted = answers(
@@ -114,7 +114,7 @@ def test_experts_by_rank_verify_drafts(name: str, model_folders: ModelFolders) -
 
 
 class _FreeRows(DraftCounts):
-    """Two ranks, and a clock on which each step takes as long as any other."""
+    """Two ranks, and a clock on which each step takes the same time."""
 
     def perf_counter(self) -> float:
         return 0.01 * self.num_steps
@@ -125,7 +125,7 @@ def test_steps_of_ranks_are_timed_at_start_up(
     plain: dict[str, list[CompletionOutput]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Through all ranks, and nothing is left of it: the drafts behind it change no answer."""
+    """The measurement uses all ranks and leaves nothing behind: later drafts change no answer."""
     folder, costs = model_folders("qwen3"), _FreeRows()
     monkeypatch.setattr(step_costs, "time", costs)
     said = SamplingParams(replay_token_ids=REPEATED * 5, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -157,5 +157,5 @@ def test_steps_of_ranks_are_timed_at_start_up(
 def test_drafters_with_weights_are_refused_by_name(method: str, model_folders: ModelFolders) -> None:
     folder = str(model_folders("qwen3"))
     wanted = {"method": method} | ({} if method == "mtp" else {"model": folder})
-    with pytest.raises(ConfigError, match=f"method {method} drafts beside one rank only so far"):
+    with pytest.raises(ConfigError, match=f"method {method} supports only one rank so far"):
         LLM(folder, multiprocess=False, device="cpu", tensor_parallel_size=2, speculative_config=wanted)

@@ -1,4 +1,4 @@
-"""Tokens of a model that two processes compute equal those of one, whatever the scheduler does meanwhile."""
+"""Tokens of a model in two processes equal those of one, whatever the scheduler does meanwhile."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ SAMPLED = (
     ],
 )
 def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: ModelFolders) -> None:
-    """One key-value head for both ranks, biases everywhere, a tied head, QK norms, two block tables,
-    Gemma's norms, halves of experts, sinks and biases of experts, latents that both ranks have, states: with
-    prompts longer than the budget, prefix hits and preemption the greedy tokens are those of transformers;
-    sampled ones, those of a single process."""
+    """With prompts longer than the budget, prefix hits and preemption, greedy tokens are transformers', and
+    sampled ones those of a single process. Models have one key-value head for both ranks, biases everywhere,
+    a tied head, QK norms, two block tables, Gemma's norms, halves of experts, sinks and biases of experts,
+    latents that both ranks have, or states."""
     folder = model_folders(name)
     shared = random_tokens(27, seed=1)
     prompts = [shared[: 9 * (i % 4)] + random_tokens(7 + 5 * i, seed=10 + i) for i in range(6)]
@@ -77,7 +77,7 @@ def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: Mode
     ],
 )
 def test_experts_by_rank_give_the_tokens_of_transformers(name: str, model_folders: ModelFolders) -> None:
-    """With half of the experts, whole, at each rank: for prompts in one step and in chunks, a shared expert
+    """Each rank has half of the experts, whole: for prompts in one step and in chunks, with a shared expert
     and routers by group."""
     folder = model_folders(name)
     reference, prompts = Reference(folder), [random_tokens(length, seed=length) for length in (1, 9, 60)]

@@ -1,4 +1,4 @@
-"""What a rank takes in beside its steps."""
+"""Messages that a rank receives besides its steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.worker.ranks.rank_proc import Inbox
 
 @contextmanager
 def inbox_of(rank: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Connection[Any, Any], Inbox]]:
-    """And the core's end of its channel."""
+    """A rank's inbox, and the core's end of its channel."""
     left = threading.Event()
     monkeypatch.setattr(rank_proc, "exit_process", lambda _: left.set())
     monkeypatch.setattr(rank_proc, "STOP_GRACE_S", 0.0)
@@ -37,7 +37,7 @@ def inbox_of(rank: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Conne
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_rank_waits_for_masks(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that has no use for them: its device would wait for the first rank's tokens meanwhile."""
+    """A rank that does not use masks waits, too: else its device would wait for the first rank's tokens."""
     with inbox_of(rank, monkeypatch) as (core, inbox):
         core.send(StepPlan(SchedulerOutput([], CachedRequestData(), {}, 0, set(), set()), has_masks=True))
         plan = inbox.next_order()

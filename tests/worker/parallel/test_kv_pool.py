@@ -1,4 +1,4 @@
-"""How large the KV pool of several ranks is."""
+"""The size of the KV pool of several ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class RankBesideASmaller(LoneRank):
-    """One whose neighbour has room for so many blocks."""
+    """A rank with a neighbor that has memory for ``room`` blocks."""
 
     room: int
 
@@ -34,7 +34,7 @@ def num_blocks(group: RankBesideASmaller, **cache: int) -> int:
 
 
 def test_a_group_with_a_window_needs_its_window_and_what_a_step_writes() -> None:
-    """Bytes are those of the layers whose KV a block holds."""
+    """Bytes are those of the layers whose KV is in a block."""
     groups = groups_of([None, 40, 40, None])
     spec = KvCacheSpec(groups=groups, num_kv_heads=1, head_dim=16, dtype=torch.float32, block_size=16)
     assert spec.bytes_per_block == SPEC.bytes_per_block
@@ -43,15 +43,14 @@ def test_a_group_with_a_window_needs_its_window_and_what_a_step_writes() -> None
 
 
 def test_memory_is_taken_exactly_and_what_does_not_fit_says_what_would() -> None:
-    """As many blocks as the bytes hold; one too few for the longest sequence is an error with a length that
-    fits."""
+    """The pool has the blocks that the bytes hold; if that is too few, the error has a length that fits."""
     spec = replace(SPEC, groups=groups_of([None, 40, 40, None]))
     config = EngineConfig(
         model=ModelConfig(model="m"),
         cache=CacheConfig(kv_cache_memory_bytes=30 * spec.bytes_per_block + 5),
         scheduler=SchedulerConfig(max_num_batched_tokens=16),
     )
-    # A sequence of 22 blocks of tokens holds 22, 3 of its window, and 3 for what two steps write.
+    # A sequence of 22 blocks of tokens holds 22, 3 of its window, and 3 for the writes of two steps.
     assert choose_num_blocks(config, spec, 22 * 16, CPU, 0) == 30
     assert choose_num_blocks(config, spec, 23 * 16, CPU, 0) == 30
     with pytest.raises(ModelLoadError, match=f"needs 31 KV blocks .* at most {23 * 16} or"):
@@ -59,7 +58,7 @@ def test_memory_is_taken_exactly_and_what_does_not_fit_says_what_would() -> None
 
 
 def test_the_smallest_rank_says_how_many_blocks_there_are() -> None:
-    """A block is cut into as many parts as there are ranks: all have the same blocks."""
+    """A block is divided among the ranks: all have the same blocks."""
     assert num_blocks(RankBesideASmaller(0, 2, room=40)) == 40
     assert num_blocks(RankBesideASmaller(0, 2, room=10**9)) == 128 * 256 // 16 + 1
     with pytest.raises(ModelLoadError, match="maximum context length of 256"):
@@ -67,5 +66,5 @@ def test_the_smallest_rank_says_how_many_blocks_there_are() -> None:
 
 
 def test_a_size_in_bytes_is_that_of_a_rank() -> None:
-    """As in V1: ``kv_cache_memory_bytes`` is what each takes of its device."""
+    """As in V1, ``kv_cache_memory_bytes`` is the memory of each rank."""
     assert num_blocks(RankBesideASmaller(0, 2, room=1), kv_cache_memory_bytes=30 * SPEC.bytes_per_block) == 30

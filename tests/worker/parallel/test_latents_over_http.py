@@ -1,4 +1,4 @@
-"""DeepSeek over HTTP on two ranks: a turn whose latents come back from host memory, and what it is told."""
+"""DeepSeek over HTTP on two ranks: a turn whose latents are loaded from host memory, and its usage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLAGS = (
 
 @pytest.mark.slow
 def test_a_returning_turn_has_its_latents(model_folders: ModelFolders) -> None:
-    """Other requests took its blocks in between; the tokens are those of transformers."""
+    """After other requests took its blocks, a turn hits its latents and has transformers' tokens."""
     folder = model_folders("deepseek-v3")
     reference = Reference(folder)
     with (

@@ -1,4 +1,4 @@
-"""What a rank loads: its part of every tensor and no more; and which models cannot be cut."""
+"""A rank loads only its part of every tensor; and which models cannot be divided."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.worker.parallel.ranks import LoneRank
 
 
 def rank_of(folder: Path, rank: int, size: int) -> Decoder:
-    """A rank's part of a model, loaded."""
+    """Loads a rank's part of a model."""
     model = load_model(ModelConfig(model=str(folder), device="cpu"), LoneRank(rank, size)).model
     assert isinstance(model, Decoder)
     return model
 
 
 def test_the_parts_of_all_ranks_are_the_checkpoint(model_folders: ModelFolders) -> None:
-    """Put side by side, what the ranks hold is what the file holds; norms are whole at each."""
+    """The joined parts of the ranks equal the file; norms are whole on each rank."""
     folder = model_folders("llama-llama3-rope")
     whole = load_file(folder / "model.safetensors")
     ranks = [rank_of(folder, rank, 2).checkpoint_parts() for rank in range(2)]
@@ -49,7 +49,7 @@ def test_the_parts_of_all_ranks_are_the_checkpoint(model_folders: ModelFolders) 
 
 
 def test_ranks_share_a_key_value_head_where_there_are_fewer(model_folders: ModelFolders) -> None:
-    """Four ranks, two key-value heads: each is held by two neighbours, whose query heads are of its group."""
+    """With four ranks and two key-value heads, each is on two neighbors with query heads of its group."""
     folder = model_folders("qwen2")
     name = "model.layers.1.self_attn.k_proj.weight"
     heads = load_file(folder / "model.safetensors")[name].chunk(2)
@@ -58,7 +58,7 @@ def test_ranks_share_a_key_value_head_where_there_are_fewer(model_folders: Model
 
 
 def test_a_rank_reads_its_share_of_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a file's bytes each of four ranks copies a quarter, but for the norms."""
+    """Each of four ranks reads a quarter of the file's bytes, except for norms."""
     folder = make_model_folder(
         tmp_path, "qwen3", hidden_size=128, num_heads=8, num_kv_heads=4, vocab_size=1024, tie=True
     )
@@ -80,7 +80,7 @@ def test_a_rank_reads_its_share_of_the_bytes(tmp_path: Path, monkeypatch: pytest
 
 
 def test_row_parallel_weights_are_packed_in_parts(tmp_path: Path) -> None:
-    """What a CPU multiplies fastest with also stands in for a part of a layer or a table."""
+    """Packed linears and tables, which are fastest on a CPU, are also used for parts of them."""
     folder = make_model_folder(tmp_path, "qwen3", hidden_size=64, dtype="bfloat16", tie=True)
     model = rank_of(folder, 1, 2)
     whole = load_model(ModelConfig(model=str(folder), device="cpu")).model
@@ -108,7 +108,7 @@ def test_row_parallel_weights_are_packed_in_parts(tmp_path: Path) -> None:
 def test_what_cannot_be_cut_is_refused(
     tmp_path: Path, fields: dict[str, int], num_ranks: int, sentence: str
 ) -> None:
-    """One sentence with the option, its value and the model's number."""
+    """Indivisible models are refused in one sentence with the option, its value and the model's number."""
     sizes = {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512}
     AutoConfig.for_model("llama", **(sizes | fields)).save_pretrained(tmp_path)
     options = ModelConfig(model=str(tmp_path), device="cpu", load_format="dummy")
@@ -117,7 +117,7 @@ def test_what_cannot_be_cut_is_refused(
 
 
 def test_a_model_of_transformers_is_refused(model_folders: ModelFolders) -> None:
-    """Only our own decoder can be cut."""
+    """Only our own decoder can be divided."""
     options = ModelConfig(model=str(model_folders("gpt_neox")), device="cpu")
     with pytest.raises(
         ConfigError, match="native implementation; GPTNeoXForCausalLM runs through transformers"
@@ -126,7 +126,7 @@ def test_a_model_of_transformers_is_refused(model_folders: ModelFolders) -> None
 
 
 def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer devices than ranks: both numbers are named. With enough, a rank has its own."""
+    """With fewer devices than ranks, the error names both numbers; otherwise each rank has its own."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigError, match=r"4 ranks .* need as many CUDA devices, but there are 2"):
@@ -135,7 +135,7 @@ def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_ranks_do_not_go_with_is_refused() -> None:
-    """Rounded weights, a disk behind the host tier, and no ranks at all."""
+    """Quantized weights, a disk tier, and no ranks are refused."""
     with pytest.raises(ConfigError, match="quantization and tensor_parallel_size > 1 cannot"):
         ModelConfig(model="m", tensor_parallel_size=2, quantization="int8")
     with pytest.raises(ConfigError, match="tensor_parallel_size must be at least 1, got 0"):

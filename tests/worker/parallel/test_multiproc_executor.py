@@ -1,4 +1,4 @@
-"""The ranks as processes: what they say at the start, how they end, and what their ends mean."""
+"""Ranks as processes: what they report at the start, how they end, and what their ends mean."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def config(folder: Path) -> EngineConfig:
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_told_of_at_once(model_folders: ModelFolders) -> None:
-    """Whether or not a step is running: by its number and its signal. The others end with the executor."""
+    """With or without a running step the error has its number and signal. The others end on shutdown."""
     with two_ranks(model_folders("qwen3")) as engine:
         engine.add("a", random_tokens(5, seed=1))
         engine.step()
@@ -54,7 +54,7 @@ def test_a_rank_that_is_killed_is_told_of_at_once(model_folders: ModelFolders) -
 
 @pytest.mark.slow
 def test_what_a_rank_finds_wrong_is_raised_as_it_is(model_folders: ModelFolders, tmp_path: Path) -> None:
-    """A start that fails is one sentence, and leaves no process behind."""
+    """A failed start is one sentence, and leaves no process behind."""
     folder = shutil.copytree(model_folders("llama"), tmp_path / "model")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -65,7 +65,7 @@ def test_what_a_rank_finds_wrong_is_raised_as_it_is(model_folders: ModelFolders,
 
 @pytest.mark.slow
 def test_ranks_do_not_outlive_a_core_that_is_killed(model_folders: ModelFolders) -> None:
-    """kill -9 of the process that has started them: they are gone within 2 s, and so is their folder."""
+    """After kill -9 of the process that started them, they and their folder are gone within 2 s."""
     program = (
         "import pickle, sys\n"
         "from engine.worker.ranks.multiproc_executor import MultiprocExecutor\n"
@@ -88,8 +88,8 @@ def test_ranks_do_not_outlive_a_core_that_is_killed(model_folders: ModelFolders)
 
 @pytest.mark.slow
 def test_turns_loaded_from_the_host_give_the_same_tokens(model_folders: ModelFolders) -> None:
-    """Each rank keeps its part of the copies, of which a GiB buys as many as in a single process: later turns
-    come back from there as they do in one, with the tokens of transformers."""
+    """Each rank offloads its part of each block, and a GiB holds as many as in a single process: later turns
+    are loaded alike, with the tokens of transformers."""
     folder = model_folders("qwen2")
     bytes_per_block = 2 * 2 * 2 * 16 * 4 * 16  # layers x (K, V) x heads x dims x bytes x tokens
     reference = Reference(folder)
@@ -117,7 +117,7 @@ def test_turns_loaded_from_the_host_give_the_same_tokens(model_folders: ModelFol
 
 @pytest.mark.slow
 def test_a_step_is_planned_while_the_ranks_run_one(model_folders: ModelFolders) -> None:
-    """Two plans under way, grammars among them: tokens are those of transformers."""
+    """With two plans under way, grammars among them, tokens are those of transformers."""
     folder = model_folders("llama")
     reference = Reference(folder)
     prompts = [random_tokens(20 + 13 * i, seed=i) for i in range(4)]
@@ -143,7 +143,7 @@ def test_a_step_is_planned_while_the_ranks_run_one(model_folders: ModelFolders) 
 def test_masks_that_are_given_up_end_nothing(
     model_folders: ModelFolders, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a core does that stops with a step under way: ranks end, and nobody complains."""
+    """When a core stops with a step under way, ranks end without an error."""
     with two_ranks(model_folders("qwen3")) as engine:
         failures: list[EngineError] = []
         engine.executor.on_failure(failures.append)
@@ -157,7 +157,7 @@ def test_masks_that_are_given_up_end_nothing(
 
 
 def test_a_load_has_ended_when_it_has_at_every_rank() -> None:
-    """In whatever order the ranks report; one that fails anywhere has failed."""
+    """The ranks may report in any order; a load that fails on one has failed."""
     merger = ReportMerger(2)
 
     def merged(first: tuple[list[int], list[int]], second: tuple[list[int], list[int]]) -> list[list[int]]:

@@ -1,5 +1,5 @@
-"""``continuum serve --tensor-parallel-size 2``, or ``--pipeline-parallel-size 2``, as a user has it: its
-answers, and what a rank's end means."""
+"""``continuum serve --tensor-parallel-size 2``, or ``--pipeline-parallel-size 2``: its answers, and what
+happens if a rank ends."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_answers_are_those_of_the_model_until_a_rank_is_killed(folder: Path, way: str) -> None:
-    """A prompt longer than the budget, a grammar; then kill -9 of a rank with nothing running: 503, exit code
-    1, and no process left behind."""
+    """A prompt longer than the budget and a grammar are answered; after kill -9 of an idle rank: 503, exit
+    code 1, and no process left behind."""
     prompt = random_tokens(100, seed=1)
     with (
         running_server(folder, way, "2", *FLAGS) as server,
@@ -67,8 +67,8 @@ def test_answers_are_those_of_the_model_until_a_rank_is_killed(folder: Path, way
 
 @pytest.mark.parametrize("way", WAYS)
 def test_when_a_rank_is_killed_streams_end_and_the_server_leaves(folder: Path, way: str) -> None:
-    """kill -9 of a rank in the middle of a step: an error in every stream, 503 from then on, exit code 1, and
-    no process left behind."""
+    """After kill -9 of a rank in the middle of a step: an error in every stream, 503 from then on, exit code
+    1, and no process left behind."""
     with (
         running_server(folder, way, "2", *FLAGS) as server,
         httpx.Client(base_url=server.url, timeout=20) as http,
@@ -88,7 +88,7 @@ def test_when_a_rank_is_killed_streams_end_and_the_server_leaves(folder: Path, w
 
 
 def test_what_cannot_be_cut_is_one_sentence(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    """What a rank finds wrong at its start reaches the user as it is."""
+    """A rank's error at its start reaches the user unchanged."""
     assert main(["serve", str(folder), "-tp", "3", "--device", "cpu", "--port", "0"]) == 2
     *progress, line = capsys.readouterr().err.splitlines()
     assert all(said.startswith("Loading ") for said in progress)

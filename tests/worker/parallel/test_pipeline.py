@@ -33,8 +33,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_answer_is_that_of_its_prompt_alone(case: str, tmp_path: Path) -> None:
-    """Twins, borders of blocks, turns and clients that leave, in a pool that holds little more than the
-    longest of them; what it has to drop comes back from host memory. The trace replays."""
+    """Duplicates, block boundaries, turns and clients that leave, in a pool for little more than the longest
+    of them; evicted KV is loaded from host memory. The trace replays."""
     model, options = CASES[case]
     folder = make_model_folder(tmp_path, **model, dtype="float32", hidden_size=128, num_heads=4)
     oracle = Oracle(folder, dtype="float32")
@@ -61,7 +61,7 @@ def test_every_answer_is_that_of_its_prompt_alone(case: str, tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2"])
 def test_layers_of_several_kinds_are_in_each_stage(name: str, tmp_path: Path) -> None:
-    """Windows and chunks: the block tables of a stage are those of the whole model."""
+    """The block tables of a stage are those of the whole model, which has windows."""
     folder = make_model_folder(tmp_path)  # for its tokenizer
     saved(folder, name, **OTHERS[name])
     prompts = [random_tokens(30 + 20 * i, seed=i) for i in range(4)]
@@ -105,10 +105,10 @@ def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stage_without_layers_of_a_kind_is_refused(tmp_path: Path) -> None:
-    """Found by one rank, while the others wait for it."""
+    """One rank finds the error, while the others wait for it."""
     folder = make_model_folder(tmp_path)
     saved(folder, "gemma3_text", **OTHERS["gemma3_text"])
-    with pytest.raises(ConfigError, match="layers 0 to 2 have none that attend to the last 12 tokens"):
+    with pytest.raises(ConfigError, match="none of layers 0 to 2 attends to the last 12 tokens"):
         LLM(str(folder), device="cpu", pipeline_parallel_size=2, max_model_len=64)
 
 

@@ -1,4 +1,4 @@
-"""Two ranks under random loads: every answer is that of its prompt alone, from a model in one piece."""
+"""Two ranks under random loads: every answer is that of its prompt alone, from an undivided model."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_answer_is_that_of_its_prompt_alone(case: str, tmp_path: Path) -> None:
-    """Twins, borders of blocks, turns and clients that leave, in a pool that holds little more than the
-    longest of them; what it has to drop comes back from host memory. In fp32 plans are made ahead."""
+    """Duplicates, block boundaries, turns and clients that leave, in a pool for little more than the longest
+    of them; evicted KV is loaded from host memory. In fp32 scheduling is async."""
     dtype, model, options = CASES[case]
     folder = make_model_folder(tmp_path, **model, dtype=dtype, hidden_size=128, num_heads=4)
     oracle = Oracle(folder, dtype=dtype)

@@ -32,7 +32,7 @@ OPTIONS: dict[str, Any] = {
     "distributed_executor_backend": "ray",
 }
 DEATH_TIMEOUT_S = 15.0
-"""Generous: beside the other tests a node takes a while to be gone. What is waited for is the error."""
+"""A generous timeout: while other tests run a node takes a while to be gone. The test waits for the error."""
 
 
 def cluster_ranks() -> set[int]:
@@ -51,7 +51,7 @@ def cluster_ranks() -> set[int]:
 def test_two_nodes_give_the_tokens_of_one(
     name: str, way: str, model_folders: ModelFolders, cluster: Any
 ) -> None:
-    """Each node has a place for one rank only; the engine leaves none of its processes behind."""
+    """Each node has a CPU for one rank only; the engine leaves none of its processes behind."""
     add_node(cluster)
     folder = model_folders(name)
     prompts = [random_tokens(length, seed=length) for length in (5, 33, 60)]
@@ -69,7 +69,7 @@ def test_two_nodes_give_the_tokens_of_one(
 def test_what_does_not_fit_is_said(
     model_folders: ModelFolders, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the cluster lacks, and that there is none."""
+    """The error says what the cluster lacks, or that there is no cluster."""
     from engine.worker.ranks import ray_executor
 
     monkeypatch.setattr(ray_executor, "PLACE_TIMEOUT_S", 0.5)
@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_said(
 
 @pytest.mark.long
 def test_a_node_that_is_killed_is_told_of(model_folders: ModelFolders, cluster: Any, tmp_path: Path) -> None:
-    """Under load: the answer that is being given ends with an error, and no process is left of the ranks."""
+    """Under load, the current answer ends with an error, and no process of the ranks is left."""
     node = add_node(cluster)
     flags = ("--device", "cpu", "--max-model-len", "2048", "--num-gpu-blocks-override", "300")
     ranks_flags = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "ray")
@@ -102,6 +102,6 @@ def test_a_node_that_is_killed_is_told_of(model_folders: ModelFolders, cluster: 
         killer.join()
         assert "has died" in said
         assert server.wait(DEATH_TIMEOUT_S) == 1
-    # The other rank may be the first to notice.
+    # Either rank may be the first to notice.
     assert re.search(r"Rank \d of the model", (tmp_path / "log").read_text())
     assert all(has_gone(rank, DEATH_TIMEOUT_S) for rank in ranks)

@@ -1,4 +1,4 @@
-"""Steps of cores that share experts: whatever comes when, all run the same, and nobody waits for ever."""
+"""Steps of cores that share experts: at any timing all run the same steps, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WITHIN_S = 60.0
 
 
 class Together:
-    """What the cores, threads here, tell each other."""
+    """The exchange between cores, which are threads here."""
 
     def __init__(self) -> None:
         self._board: list[torch.Tensor] = [torch.empty(0)] * NUM_CORES
@@ -43,12 +43,12 @@ class Together:
             self._has_run.notify_all()
 
     def await_run(self, count: int) -> None:
-        """Until so many steps with tokens have been run."""
+        """Waits until this many steps with tokens have run."""
         with self._has_run:
             assert self._has_run.wait_for(lambda: self._num_run >= count, WITHIN_S)
 
     def meet(self, core: int, x: torch.Tensor) -> torch.Tensor:
-        """[num_cores, *x.shape]: what each has brought"""
+        """[num_cores, *x.shape]: the tensors of all cores"""
         self._board[core] = x
         self._met.wait()
         brought = torch.stack(self._board)
@@ -72,7 +72,7 @@ class Link:
 
 
 class LateBell:
-    """Each core hears of a wave some time after it was begun, or even over."""
+    """Each core hears of a wave some time after its begin, or even its end."""
 
     def __init__(self, together: Together) -> None:
         self._together = together
@@ -114,7 +114,7 @@ class Runner:
 
 
 class Core:
-    """An engine core's loop, as ``EngineCore`` has it: with tokens that come at random."""
+    """An engine core's loop, like that of ``EngineCore``, with tokens at random times."""
 
     def __init__(self, index: int, together: Together, chance: random.Random) -> None:
         peers = ExpertPeers(index, NUM_CORES, Link(index, together), LateBell(together))
@@ -166,8 +166,8 @@ class Core:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_cores_step_together(seed: int) -> None:
-    """Requests come to any core at any time: between waves, as one ends, as another core begins one. Each
-    core's rows are what all cores' experts make of them."""
+    """Requests come to any core at any time: between waves, as one ends, as another core begins one. All
+    cores' experts compute each core's rows."""
     chance, together = random.Random(seed), Together()
     cores = [Core(index, together, chance) for index in range(NUM_CORES)]
     loops = [Thread(target=core.run, daemon=True) for core in cores]

@@ -1,4 +1,4 @@
-"""Layers with states by their definitions, token by token in fp64, and batches of sequences to compute."""
+"""Layers with states by their definitions, token by token in fp64, and batches of sequences for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Inputs = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a layer with ``k_heads`` keys or groups, and a multiple of that many heads."""
+    """Sizes of a layer with ``k_heads`` keys or groups, and a multiple of that many heads."""
 
     k_heads: int
     v_heads: int
@@ -42,8 +42,8 @@ SIZES = (
 
 @st.composite
 def batches(draw: st.DrawFn) -> StateBatch:
-    """Sequences of up to 200 tokens: new ones, ones that go on in place, and ones that leave their source as
-    it was, which another may share."""
+    """Sequences of up to 200 tokens: new ones, ones that continue in place, and ones that leave their source
+    unchanged, which another may share."""
     lengths = draw(
         st.lists(st.sampled_from((1, 1, 1, 2, 3, 7, 8, 9, 40, 63, 64, 65, 200)), min_size=1, max_size=5)
     )
@@ -63,7 +63,7 @@ def pool_of(batch: StateBatch, *shape: int, dtype: torch.dtype = torch.float32) 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a kernel leaves behind."""
+    """Output and pool of a kernel."""
 
     output: torch.Tensor
     pool: torch.Tensor
@@ -159,7 +159,7 @@ def noise(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def rows_of(batch: StateBatch, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """[tokens, *shape], a part of wider rows, as projections leave them."""
+    """[tokens, *shape], a slice of wider rows, as from projections."""
     numbers = math.prod(shape)
     wide = noise(int(sum(batch.query_lens)), numbers + 8, dtype=dtype)
     return wide[:, 8:].view(-1, *shape)
@@ -177,7 +177,7 @@ def conv_inputs(sizes: Sizes, batch: StateBatch, dtype: torch.dtype, *, bias: bo
 
 
 def delta_rule_inputs(sizes: Sizes, batch: StateBatch, dtype: torch.dtype) -> Inputs:
-    """See ``torch_states.gated_delta_rule``; some tokens fade much, some hardly."""
+    """See ``torch_states.gated_delta_rule``; some tokens decay strongly, some hardly."""
     k_heads, v_heads, k_size, v_size = sizes.k_heads, sizes.v_heads, sizes.k_size, sizes.v_size
     return (
         rows_of(batch, k_heads, k_size, dtype=dtype),

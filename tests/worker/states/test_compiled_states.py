@@ -1,4 +1,4 @@
-"""Layers with states in compiled code: they compute what their definitions say."""
+"""Layers with states in compiled code compute what their definitions say."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.worker.states.definitions import (
 )
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
-"""Relative errors: of fp32, a few units of its last place, as sums of 128 have; of bf16, where inputs are
+"""Relative errors: in fp32, a few units in the last place, as for sums of 128; in bf16, where inputs are
 exact and sums are fp32, that of rounding the result once (2^-9) and a margin."""
 DRAWN = given(
     sizes=st.sampled_from(SIZES),
@@ -60,7 +60,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def left_by(kernel: Callable[..., torch.Tensor], inputs: Inputs, batch: StateBatch, **options: bool) -> Found:
-    """What a kernel makes of a copy of the pool."""
+    """Runs a kernel on a copy of the pool."""
     pool = inputs[-1].clone()
     return Found(kernel(*inputs[:-1], pool, batch, **options), pool)
 
@@ -70,7 +70,7 @@ def defined(definition: Callable[..., Found], inputs: Inputs, batch: StateBatch,
 
 
 def check(found: Found, wanted: Found, before: torch.Tensor, batch: StateBatch) -> None:
-    """Outputs and the states in targets are near; all other slots are as before, to the bit."""
+    """Asserts that outputs and the states in targets are near, and all other slots are equal bit for bit."""
     near(found.output, wanted.output)
     near(found.pool[batch.targets], wanted.pool[batch.targets])
     others = np.setdiff1d(np.arange(len(before)), batch.targets)
@@ -124,7 +124,7 @@ def test_convolution_is_its_definition(
 
 LENGTHS = (1, 9, 100, 1, 30)
 TOGETHER = StateBatch(np.array(LENGTHS), np.array([0, 2, 6, 4, 6]), np.array([1, 2, 3, 4, 5]))
-"""Sequences one after the other, two of which share a source."""
+"""Sequences in one batch, two of which share a source."""
 KERNELS: dict[str, Callable[[StateBatch], Inputs]] = {
     "causal_conv": (lambda batch: conv_inputs(SIZES[1], batch, torch.bfloat16, bias=True)),
     "gated_delta_rule": (lambda batch: delta_rule_inputs(SIZES[1], batch, torch.bfloat16)),
@@ -133,7 +133,7 @@ KERNELS: dict[str, Callable[[StateBatch], Inputs]] = {
 
 
 def of_tokens(inputs: Inputs, tokens: slice) -> Inputs:
-    """The inputs without the pool, of some of the tokens."""
+    """The inputs of some of the tokens, without the pool."""
     total = sum(LENGTHS)
     return tuple(x[tokens] if x is not None and len(x) == total else x for x in inputs[:-1])
 
@@ -161,7 +161,7 @@ def test_bits_depend_on_no_other_sequence_and_no_thread(
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_bits_depend_on_no_step(kernels: StateKernels, name: str) -> None:
-    """A prompt in one step, in steps of any size, and token by token, as after a preemption: the same."""
+    """A prompt gives the same bits in one step, in steps of any size, and token by token."""
     kernel: Callable[..., torch.Tensor] = getattr(kernels, name)
     inputs = KERNELS[name](TOGETHER)
     whole = StateBatch(np.array([sum(LENGTHS)]), np.array([0]), np.array([1]))

@@ -27,10 +27,10 @@ Inputs = dict[str, torch.Tensor]
 
 @dataclass
 class Case:
-    """One of the functions with random inputs, and what transformers makes of whole sequences."""
+    """One of the functions with random inputs, and transformers' result for whole sequences."""
 
     make: Callable[[int, torch.Generator], Inputs]
-    """Inputs of so many tokens, each [num_tokens, ...]."""
+    """Inputs of this many tokens, each [num_tokens, ...]."""
     run: Callable[[Inputs, torch.Tensor, StateBatch], torch.Tensor]
     expected: Callable[[Inputs], torch.Tensor]
     state_shape: tuple[int, ...]
@@ -111,7 +111,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def make_pool(case: Case, num_slots: int) -> torch.Tensor:
-    """A pool of slots that hold no number yet."""
+    """A pool of slots that hold no numbers yet."""
     return torch.full((num_slots, *case.state_shape), torch.nan)
 
 
@@ -129,7 +129,7 @@ def cut(each: Inputs, start: int, end: int) -> Inputs:
 
 
 def test_sequences_of_one_step_are_those_of_transformers(case: Case) -> None:
-    """Sequences of any length that begin in one step give what each gives alone."""
+    """Sequences of any length that begin in one step give the same as each alone."""
     generator = torch.Generator().manual_seed(1)
     sequences = [case.make(length, generator) for length in LENGTHS]
     batch = batch_of(*((length, 0, slot) for slot, length in enumerate(LENGTHS, 1)))
@@ -140,8 +140,7 @@ def test_sequences_of_one_step_are_those_of_transformers(case: Case) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_steps_of_any_size_continue_a_sequence(case: Case, seed: int) -> None:
-    """Sequences that are computed in pieces, in place or from slot to slot, beside each other, give what they
-    give at once."""
+    """Sequences computed in pieces, in place or from slot to slot, in one batch, give the same as at once."""
     generator, choose = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     sequences = [case.make(length, generator) for length in LENGTHS]
     outputs: list[list[torch.Tensor]] = [[] for _ in LENGTHS]
@@ -170,7 +169,7 @@ def test_steps_of_any_size_continue_a_sequence(case: Case, seed: int) -> None:
 
 
 def test_a_checkpoint_stays_as_it_was(case: Case) -> None:
-    """Two sequences go on from one source, to slots of their own, and leave it as it was."""
+    """Two sequences continue from one source, into their own slots, and leave it unchanged."""
     generator = torch.Generator().manual_seed(3)
     shared, first, second = (case.make(length, generator) for length in (70, 1, 9))
     pool = make_pool(case, 4)
@@ -184,7 +183,7 @@ def test_a_checkpoint_stays_as_it_was(case: Case) -> None:
 
 
 def test_inputs_in_bf16_keep_their_dtype(case: Case) -> None:
-    """Outputs are in the inputs' dtype, and as near to those of fp32 as bf16 is."""
+    """Outputs have the inputs' dtype, and are as near to fp32's as bf16 allows."""
     generator = torch.Generator().manual_seed(4)
     each = {name: tensor.bfloat16() for name, tensor in case.make(90, generator).items()}
     output = case.run(each, make_pool(case, 2), batch_of((90, 0, 1)))

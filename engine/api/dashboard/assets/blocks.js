@@ -2,7 +2,7 @@
 
 const KINDS = [
   ["running", "running", "read or written by a running request, pinned for another job or not"],
-  ["pinned", "only pinned", "retained for a job whose tool runs, and used by no request meanwhile"],
+  ["pinned", "only pinned", "kept for a job whose tool runs, and used by no request"],
   ["cached", "cached", "not in use, but in the prefix cache"],
   ["free", "empty", "not in use, and not in the prefix cache"],
 ];

@@ -11,7 +11,7 @@ const PHASES = {
   loading: "its KV is being loaded",
   prefill: "its prompt is computed",
   decode: "generates",
-  tool: "its tool runs, or nothing is asked of it",
+  tool: "its tool runs, or its client is idle",
 };
 const LANE_LEGEND = [["queue", "queue"], ["memory", "no memory"], ["loading", "loading"], ["prefill", "prefill"], ["decode", "decode"], ["tool", "tool call"], ["pinned", "pinned", "thin"], ["accent", "expected back", "dot"]];
 const TICKS = [1, 2, 5, 10, 20, 30, 60, 120, 300];

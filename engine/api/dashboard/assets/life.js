@@ -113,7 +113,7 @@ class Life {
       const back = { early: branch.earliest_return_s, median: branch.expected_return_s, late: branch.latest_return_s, seen: branch.num_observations };
       return el("tr", "", el("td", "left", String(branch.turn)), el("td", "left mono", tools), el("td", "", formatSeconds(branch.elapsed_s)), el("td", "left", held), el("td", "left wrap", outlookWords({ back, told: branch.told }, 0)));
     });
-    const head = el("tr", "", ...[["after turn", "left"], ["runs now", "left"], ["since", ""], ["its KV", "left"], ["back in, as expected", "left"]].map(([text, className]) => el("th", className, text)));
+    const head = el("tr", "", ...[["after turn", "left"], ["runs now", "left"], ["since", ""], ["its KV", "left"], ["expected back in", "left"]].map(([text, className]) => el("th", className, text)));
     return [heading("Now"), el("div", "scroll", el("table", "", el("thead", "", head), el("tbody", "", ...rows)))];
   }
 

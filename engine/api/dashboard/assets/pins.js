@@ -11,7 +11,7 @@ const MAX_PIN_ROWS = 100;
 
 function outlookWords(pin, now) {
   const back = pin.back;
-  if (pin.told === "finished") return "about to come, says its client";
+  if (pin.told === "finished") return "about to return, says its client";
   if (!back || !back.seen) return "not known yet";
   if (back.median === null) return "later than ever seen";
   const until = (at) => formatSeconds(Math.max(0, at - now));

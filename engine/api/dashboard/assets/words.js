@@ -3,7 +3,7 @@
 /** What a pin was good for: without it, some of its blocks would have been evicted meanwhile. */
 function neededWords(event) {
   if (event.needed_blocks === undefined || event.needed_blocks === null) return "";
-  if (event.needed_blocks === 0) return "they would have been there all the same";
+  if (event.needed_blocks === 0) return "they would have stayed cached without the pin";
   return `without the pin ${formatMany(event.needed_blocks, "block")} would have been evicted`;
 }
 
@@ -12,9 +12,9 @@ function causeWords(event) {
   const held = event.held_s === undefined ? "" : ` after ${formatSeconds(event.held_s)}`;
   switch (event.cause) {
     case "handed_over":
-      return { kind: "handed-over", text: `came back${held} and took over its ${blocks}`, why: neededWords(event) };
+      return { kind: "handed-over", text: `returned${held} and took over its ${blocks}`, why: neededWords(event) };
     case "expired":
-      return { kind: "expired", text: `was not back${held}: its ${blocks} are unpinned`, why: "they stay cached until other requests need them" };
+      return { kind: "expired", text: `did not return${held}: its ${blocks} are unpinned`, why: "they stay cached until other requests need them" };
     case "revoked":
       return { kind: "revoked", text: `lost its ${blocks}${held}`, why: event.by ? `revoked for request ${plainId(event.by)}` : "the pin budget is used up" };
     case "superseded":

@@ -138,7 +138,7 @@ class MooncakeExport(TurnRows[_Turn]):
         notes: list[str] = []
         branches = sum(number - 1 for number in self._num_branches.values())
         if branches:
-            notes.append(f"{branches:,} prompts part from the one before, and begin sessions of their own")
+            notes.append(f"{branches:,} prompts diverge from the one before, and begin separate sessions")
         if self._num_added:
             told = "say what they add and have no ids: their session's first prompt fills no block"
             notes.append(f"{self._num_added:,} of them {told}")
