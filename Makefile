@@ -27,7 +27,7 @@ SHELL := bash
 .PHONY: help demo chat serve bench simulate readme-tables reproduce bench-sim bench-cores combinations \
   bench-cpu bench-front bench-turn bench-step bench-drafts bench-grammar bench-trace bench-watch bench-replay bench-policy \
   bench-parts bench-constants bench-served gpu-check agent-model agent-score test test-all lint \
-  test-most types browser bare-install check format clean
+  test-most types browser bare-install check release format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -142,6 +142,9 @@ test-most: $(DEV) ## run every test but those of ten seconds and more (20 minute
 	$(BIN)/python -m pytest $(PARALLEL) -m "not long" $(ARGS)
 
 check: bare-install browser lint types test-most ## what CI runs: bare-install, browser, lint, types, test-most
+
+release: $(DEV) ## make a release: version, changelog, tag, sdist, wheel, image; publishes nothing [VERSION=0.2.0] [ARGS="--dry-run"]
+	@$(BIN)/python packaging/release.py $(VERSION) $(ARGS)
 
 format: $(DEV) ## let ruff fix and format the code
 	$(BIN)/ruff check --fix .
