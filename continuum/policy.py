@@ -151,7 +151,8 @@ class ContinuumPolicy(SchedulingPolicy):
             search_backoff_s=config.search_backoff_s,
         )
         # Reports. Each event of a branch reaches the listeners in this order.
-        tally, self._log = JobMetrics(), TurnHistory()
+        tally = JobMetrics()
+        self._log = TurnHistory()
         self._branches = Branches(
             block_size,
             (
@@ -220,7 +221,8 @@ class ContinuumPolicy(SchedulingPolicy):
         self._kv_cost.observe(turn)
         self._work.turn_ended(turn, now)
         self._trace.turn_ended(turn, now)
-        receipt, pin = make_receipt(turn), None
+        receipt = make_receipt(turn)
+        pin = None
         if turn.job.is_finished or (request.job is not None and request.job.is_last_step):
             receipt = structs.replace(receipt, reason=LAST_STEP)
             self._branches.finish_job(turn.job, now)

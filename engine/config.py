@@ -351,7 +351,8 @@ class EngineConfig:
             raise ConfigError("kv_events_config needs prefix caching: events report what is cached.")
         if self.speculative is not None and self.model.enable_return_routed_experts:
             raise ConfigError("speculative_config and enable_return_routed_experts cannot be combined.")
-        drafts, num_ranks = self.speculative, self.model.tensor_parallel_size
+        drafts = self.speculative
+        num_ranks = self.model.tensor_parallel_size
         if drafts is not None and drafts.has_weights and num_ranks > 1:
             raise ConfigError(
                 f"speculative_config: method {drafts.method} supports only one rank so far, but "

@@ -59,7 +59,8 @@ class ParallelConfig:
         self._check_backend()
 
     def _check_local(self) -> None:
-        first, local = self.data_parallel_start_rank, self.data_parallel_size_local
+        first = self.data_parallel_start_rank
+        local = self.data_parallel_size_local
         least = 1 if self.headless else 0
         if local is not None and not least <= local <= self.data_parallel_size:
             raise ConfigError(

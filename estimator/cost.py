@@ -94,7 +94,8 @@ def _fit(means: Sequence[_Steps]) -> Sequence[float]:
     scales = [max(column) for column in relative]
     columns = [[x / scale for x in column] for column, scale in zip(relative, scales, strict=True)]
     allowed = {1: (1,), 2: (0, 1)}.get(len(means), (0, 1, 2))
-    best, best_error = [0.0, 0.0, 0.0], math.inf
+    best = [0.0, 0.0, 0.0]
+    best_error = math.inf
     for count in range(1, len(allowed) + 1):
         for chosen in combinations(allowed, count):
             found = _least_squares([columns[each] for each in chosen])

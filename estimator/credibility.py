@@ -63,7 +63,9 @@ def losses_of(
     own = [so_far - (num_calls if place >= index else 0) for place, so_far in enumerate(accumulate(of_job))]
     usual = [so_far - (place >= index) for place, so_far in enumerate(accumulate(of_all))]
     # Of (own + b·usual) / (calls + b), squared and summed, only b differs between the strengths.
-    squared, crossed, usual_squared = dot(own, own), dot(own, usual), dot(usual, usual)
+    squared = dot(own, own)
+    crossed = dot(own, usual)
+    usual_squared = dot(usual, usual)
     losses = []
     for strength in strengths:
         borrowed = min(strength, weight)

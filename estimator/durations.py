@@ -128,7 +128,9 @@ def _product_limit(ended: list[float], censored: list[float], outlasting: float)
     """
     both = [here + cut for here, cut in zip(ended, censored, strict=True)]
     entered = [*accumulate(reversed(both))][::-1]
-    masses, survival, beyond = [], 1.0, outlasting or TINY
+    masses = []
+    survival = 1.0
+    beyond = outlasting or TINY
     for here, cut, count in zip(ended, censored, entered, strict=True):
         hazard = here / (count + beyond - 0.5 * cut)
         masses.append(hazard * survival)
@@ -224,7 +226,8 @@ class DurationEstimator:
         if not duration_s >= 0:
             raise ValueError(f"a duration must be at least 0 s, not {duration_s}")
         if key.limit_s is not None and duration_s >= key.limit_s:
-            duration_s, censored = key.limit_s, True
+            duration_s = key.limit_s
+            censored = True
         if not self._is_started:
             self.start()
         if now is not None:

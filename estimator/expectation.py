@@ -94,7 +94,8 @@ class ExpectationMemory:
 
     def weight(self, source: Source) -> float:
         """Weight of the stated time against the learned one, in [0, 1]."""
-        said, known = PRIOR_LOSS_SAID, PRIOR_LOSS_KNOWN
+        said = PRIOR_LOSS_SAID
+        known = PRIOR_LOSS_KNOWN
         for depth in range(len(source) + 1):
             credit = self._credits.get(source[:depth])
             if credit is not None:
@@ -121,7 +122,8 @@ class ExpectationMemory:
     def _ratios(self, source: Source) -> tuple[list[float], float]:
         """Probability of each ratio, borrowing from the source's parents while little is known;
         [num_bins]."""
-        masses, num_judged = _PRIOR_MASSES, 0.0
+        masses = _PRIOR_MASSES
+        num_judged = 0.0
         for depth in range(len(source) + 1):
             credit = self._credits.get(source[:depth])
             if credit is not None:

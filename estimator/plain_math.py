@@ -17,7 +17,8 @@ _LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
 _LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 LN2 = float.fromhex("0x1.62e42fefa39efp-1")
 _HALF_LN_2PI = float.fromhex("0x1.d67f1c864beb5p-1")
-_LARGEST_EXP, _SMALLEST_EXP = 709.0, -745.0
+_LARGEST_EXP = 709.0
+_SMALLEST_EXP = -745.0
 
 _ATANH = [1.0 / (2 * k + 1) for k in range(12, -1, -1)]
 """Coefficients of s**24 .. s**0 in atanh(s) / s."""
@@ -38,7 +39,8 @@ def log(x: float) -> float:
     """ln x to a few units in the last place, for a finite x > 0."""
     mantissa, exponent = math.frexp(x)
     if mantissa < 0.70710678:
-        mantissa, exponent = mantissa * 2, exponent - 1
+        mantissa = mantissa * 2
+        exponent = exponent - 1
     s = (mantissa - 1) / (mantissa + 1)
     return exponent * _LN2_HIGH + (2 * s * _polynomial(_ATANH, s * s) + exponent * _LN2_LOW)
 
@@ -77,7 +79,8 @@ def lgamma(x: float) -> float:
 
 def geometric(first: float, last: float, count: int) -> list[float]:
     """Geometric spacing: ``count`` values from ``first`` to ``last``, both > 0, at a constant ratio."""
-    start, step = log(first), (log(last) - log(first)) / (count - 1)
+    start = log(first)
+    step = (log(last) - log(first)) / (count - 1)
     return [first, *(exp(start + step * place) for place in range(1, count - 1)), last]
 
 

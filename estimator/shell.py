@@ -185,7 +185,8 @@ def dominant_command(text: str, depth: int = 0) -> ShellCommand:
         weight = _weight(command.what[0])
         num_slow += weight > _LIGHT_WEIGHT
         if weight > best_weight:
-            best, best_weight = command, weight
+            best = command
+            best_weight = weight
     return best if num_slow <= 1 else replace(best, limit_s=None)
 
 
@@ -208,7 +209,8 @@ def _command(words: list[str], depth: int) -> ShellCommand:
 
 def _what(words: list[str]) -> tuple[str, ...]:
     """Program and, if it matters, its subcommand or target."""
-    program, arguments = _program(words[0]), words[1:]
+    program = _program(words[0])
+    arguments = words[1:]
     if program in _SHELLS:
         return ("sh", "script") if _without_options(arguments) else ("sh",)
     if program.endswith((".py", ".sh")):

@@ -191,7 +191,8 @@ def write_state(data: bytes, path: str | Path) -> None:
 
 
 def _key_state(parts: tuple[str, ...], histogram: DurationHistogram) -> _KeyState:
-    ended, censored = histogram.ended, histogram.censored
+    ended = histogram.ended
+    censored = histogram.censored
     bins = [index for index, weight in enumerate(ended) if weight or (censored and censored[index])]
     weights = None if censored is None else [censored[index] for index in bins]
     of_jobs = histogram.of_jobs
@@ -227,7 +228,8 @@ def _credit(state: _CreditState) -> Credibility:
             f"the credit of what tenants lend for {'/'.join(state.parts) or '*'} is incomplete"
         )
     credit = Credibility(LENT)
-    credit.num_judged, credit.losses = state.num_judged, state.losses
+    credit.num_judged = state.num_judged
+    credit.losses = state.losses
     return credit
 
 

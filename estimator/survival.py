@@ -119,7 +119,10 @@ class SurvivalCurve:
         known = self.probabilities[-1]
         quantiles = [(self.quantile(level), level) for level in levels if level <= known]
         points = sorted([*zip(self.edges_s, self.probabilities, strict=True), *quantiles])
-        edges_s, probabilities, last_s, right = [0.0], [0.0], 0.0, 0
+        edges_s = [0.0]
+        probabilities = [0.0]
+        last_s = 0.0
+        right = 0
         for time_s, probability in points[1:]:
             while right < len(levels) and levels[right] < probability:
                 right += 1
@@ -157,6 +160,8 @@ def max_of(curves: Sequence[SurvivalCurve]) -> SurvivalCurve:
 
 def _between(x: float, xs: Sequence[float], ys: Sequence[float], right: int) -> float:
     """y at x, on the line from point ``right - 1`` to ``right``; ``right > 0``."""
-    x0, x1 = xs[right - 1], xs[right]
-    y0, y1 = ys[right - 1], ys[right]
+    x0 = xs[right - 1]
+    x1 = xs[right]
+    y0 = ys[right - 1]
+    y1 = ys[right]
     return y0 + (y1 - y0) * ((x - x0) / (x1 - x0))

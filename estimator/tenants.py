@@ -142,7 +142,8 @@ class Tenants:
     def _score(self, tenant: str, own: DurationEstimator, key: ToolKey, duration_s: float) -> None:
         """Scores how well the tenant's own calls of a kind, with what others would have lent, predict a call,
         before the call is learned."""
-        weights, others = own.ended(key.parts), self._others(tenant, key.parts)
+        weights = own.ended(key.parts)
+        others = self._others(tenant, key.parts)
         if weights is None or not others.weight:
             return
         losses = losses_of(weights, others.masses, others.weight, own.bin_of(duration_s), LENT)

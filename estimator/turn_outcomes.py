@@ -56,8 +56,10 @@ class TurnOutcomes:
 
     def share_weights_with(self, other: TurnOutcomes) -> None:
         """Copies this object's weights to the other one."""
-        other.prior_strength, other.half_life = self.prior_strength, self.half_life
-        other.last_after_call, other.last_after_answer = self.last_after_call, self.last_after_answer
+        other.prior_strength = self.prior_strength
+        other.half_life = self.half_life
+        other.last_after_call = self.last_after_call
+        other.last_after_answer = self.last_after_answer
 
     def observe_last(self, tools: Sequence[ToolKey]) -> None:
         """Learns that a turn that ended with these calls (none: an answer) was the last of its job."""

@@ -52,7 +52,8 @@ def beyond_limits(header: TraceHeader) -> str | None:
 
 
 def _groups_beyond_limits(header: TraceHeader) -> str | None:
-    windows, chunks = header.kv_group_windows, header.kv_group_chunks
+    windows = header.kv_group_windows
+    chunks = header.kv_group_chunks
     if len(windows) > MAX_GROUPS:
         return f"the header's kv_group_windows are {len(windows):,}, but must be at most {MAX_GROUPS:,}"
     if chunks and len(chunks) != len(windows):

@@ -131,7 +131,8 @@ class Steps:
             yield f"step is {snapshot.step}, but {self._last + 1} is next"
         if self._max_num_seqs and len(snapshot.running) > self._max_num_seqs:
             yield f"{len(snapshot.running)} requests run, but max_num_seqs is {self._max_num_seqs}"
-        self._snapshot, self._last = snapshot, snapshot.step
+        self._snapshot = snapshot
+        self._last = snapshot.step
 
     def _decided(self, decision: StepDecision) -> Iterator[str]:
         yield from _own_faults(decision)
@@ -236,7 +237,8 @@ class Pins:
 
     def forget(self) -> None:
         self._blocks.clear()
-        self._highest_id, self._knows_all = 0, False
+        self._highest_id = 0
+        self._knows_all = False
 
     def faults(self, event: TraceEvent) -> Iterator[str]:
         match event:

@@ -298,7 +298,8 @@ class JobSpans:
 
     def _end_gap(self, gap: _Gap, outcome: str, ended_s: float) -> None:
         """Ends the gap; its span is made once its pin has ended, too, which may be a little later."""
-        gap.ended_s, gap.outcome = ended_s, outcome
+        gap.ended_s = ended_s
+        gap.outcome = outcome
         gap.job.gaps.pop(gap.request_id, None)
         gap.job.last_s = max(gap.job.last_s, ended_s)
         if not gap.pin_open:
@@ -380,7 +381,9 @@ class JobSpans:
 
 def _latencies(request: EndedRequest) -> Attributes:
     """Durations in seconds under V1's names, for the phases that the request reached."""
-    arrival_s, scheduled_s, token_s = request.arrival_s, request.first_scheduled_s, request.first_token_s
+    arrival_s = request.arrival_s
+    scheduled_s = request.first_scheduled_s
+    token_s = request.first_token_s
     latencies: Attributes = {"gen_ai.latency.e2e": request.ended_s - arrival_s}
     if scheduled_s is not None:
         latencies["gen_ai.latency.time_in_queue"] = scheduled_s - arrival_s

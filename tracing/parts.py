@@ -232,7 +232,8 @@ def _num_undecodable_bytes(file: BinaryIO) -> int:
     """
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
-    frame, last_told = ZstdDecompressor(), 0
+    frame = ZstdDecompressor()
+    last_told = 0
     for offset, chunk in _chunks(file, size):
         while chunk:
             if frame.eof:

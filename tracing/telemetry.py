@@ -72,7 +72,8 @@ class Telemetry:
     def take_dropped(self) -> int:
         """Number of spans and events dropped since the last call."""
         dropped = self._num_refused + self._num_lost + self._outbox.dropped
-        newly, self._num_told = dropped - self._num_told, dropped
+        newly = dropped - self._num_told
+        self._num_told = dropped
         return newly
 
     def close(self, now_s: float, timeout_s: float) -> None:
@@ -115,7 +116,8 @@ class _QuietExporter(OTLPSpanExporter):
         return result
 
     def _is_news(self, record: logging.LogRecord) -> bool:
-        is_news, self._has_complained = not self._has_complained, True
+        is_news = not self._has_complained
+        self._has_complained = True
         return is_news
 
 

@@ -23,7 +23,8 @@ from engine.lora import CONFIG_FILE, WEIGHTS_FILE, LoRARequest
 from engine.sampling_params import SamplingParams
 from eval.say import say
 
-PROMPT_TOKENS, OUTPUT_TOKENS = 64, 96
+PROMPT_TOKENS = 64
+OUTPUT_TOKENS = 96
 
 
 def main() -> None:
@@ -68,9 +69,11 @@ def _rate(llm: LLM, adapters: list[LoRARequest] | list[None]) -> float:
 def _made(folder: Path, model: Path, rank: int, seed: int) -> LoRARequest:
     """Makes an adapter of random weights for all linears of a Llama-like or Qwen-like model."""
     config = json.loads((model / "config.json").read_text())
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    hidden = config["hidden_size"]
+    inner = config["intermediate_size"]
     head = config.get("head_dim") or hidden // config["num_attention_heads"]
-    queries, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    queries = config["num_attention_heads"] * head
+    kv = config["num_key_value_heads"] * head
     linears = {
         "self_attn.q_proj": (hidden, queries),
         "self_attn.k_proj": (hidden, kv),

@@ -16,7 +16,8 @@ from benchmarks.cpu.models import MAX_MODEL_LEN, MODELS, BenchModel
 from eval.errors import UNREADABLE, PeersFileError
 
 OURS = "ours"
-MODEL, PORT = "{model}", "{port}"
+MODEL = "{model}"
+PORT = "{port}"
 FILE_NAME = "peers.toml"
 
 

@@ -60,10 +60,12 @@ def _compare(name: str, folder: Path, texts: list[str], rounds: int) -> None:
             found: Array = other.encode(texts, batch_size=32, convert_to_numpy=True)
             return found
 
-        mine, theirs = here(), there()
+        mine = here()
+        theirs = there()
         ratios = []
         for _ in range(rounds):
-            own, others = _rate(here, len(texts)), _rate(there, len(texts))
+            own = _rate(here, len(texts))
+            others = _rate(there, len(texts))
             ratios.append(own / others)
             say(f"{name}: {own:.1f} here, {others:.1f} sentence-transformers embeddings/s: {ratios[-1]:.2f}x")
     say(f"{name}: median {median(ratios):.2f}x; least cosine {float((mine * theirs).sum(axis=-1).min()):.5f}")
@@ -79,7 +81,8 @@ def _decoder(folder: Path, models_folder: Path) -> None:
     source = MODELS["small"].folder(models_folder)
     plain = folder.with_name(f"{folder.name}-plain")
     tokenizer = AutoTokenizer.from_pretrained(source)
-    tokenizer.chat_template, tokenizer.pad_token = None, tokenizer.eos_token
+    tokenizer.chat_template = None
+    tokenizer.pad_token = tokenizer.eos_token
     AutoModel.from_pretrained(source, config=AutoConfig.from_pretrained(source)).save_pretrained(plain)
     tokenizer.save_pretrained(plain)
     _save(folder, plain, "lasttoken")

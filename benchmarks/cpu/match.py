@@ -107,7 +107,8 @@ class Match:
 
     async def _start(self, server: Server, *, stay: bool) -> bool:
         """Returns whether the server runs now. Stops it in any case unless ``stay``."""
-        name, runs = server.contender.name, False
+        name = server.contender.name
+        runs = False
         try:
             took_s = await server.start()
             runs = stay
@@ -135,7 +136,8 @@ class Match:
 
     async def _tried(self, case: Case, server: Server, number: int) -> bool:
         """Returns whether the case could be done."""
-        name, chance = server.contender.name, self._plan.chance(case, number)
+        name = server.contender.name
+        chance = self._plan.chance(case, number)
         try:
             async with asyncio.timeout(CASE_TIMEOUT_S):
                 if number == WARM_UP:

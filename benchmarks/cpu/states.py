@@ -95,7 +95,9 @@ def _noise(*shape: int) -> torch.Tensor:
 
 def _delta_rule(num_seqs: int, num_tokens: int) -> Layer:
     tokens = num_seqs * num_tokens
-    q, k, v = _noise(tokens, 16, 128), _noise(tokens, 16, 128), _noise(tokens, 32, 128)
+    q = _noise(tokens, 16, 128)
+    k = _noise(tokens, 16, 128)
+    v = _noise(tokens, 32, 128)
     pools = [torch.zeros(num_seqs + 1, 32, 128, 128) for _ in range(NUM_LAYERS)]
     gates = -torch.rand(tokens, 32), _noise(tokens, 32).sigmoid()
     return Layer("gated_delta_rule", (q, k, v, *gates), pools, _batch(num_seqs, num_tokens))
@@ -103,9 +105,14 @@ def _delta_rule(num_seqs: int, num_tokens: int) -> Layer:
 
 def _scan(num_seqs: int, num_tokens: int) -> Layer:
     tokens = num_seqs * num_tokens
-    x, dt, b, c = _noise(tokens, 128, 64), _noise(tokens, 128), _noise(tokens, 1, 128), _noise(tokens, 1, 128)
+    x = _noise(tokens, 128, 64)
+    dt = _noise(tokens, 128)
+    b = _noise(tokens, 1, 128)
+    c = _noise(tokens, 1, 128)
     pools = [torch.zeros(num_seqs + 1, 128, 64, 128) for _ in range(NUM_LAYERS)]
-    a, d, dt_bias = -torch.rand(128), torch.rand(128), torch.rand(128)
+    a = -torch.rand(128)
+    d = torch.rand(128)
+    dt_bias = torch.rand(128)
     return Layer("selective_scan", (x, dt, a, b, c, d, dt_bias), pools, _batch(num_seqs, num_tokens))
 
 

@@ -25,7 +25,8 @@ class Row:
     def ratio(self, other: str) -> float | None:
         """Returns ours / theirs: the median of the rounds' ratios if both ran equally many, else of
         medians."""
-        ours, theirs = self.values.get(OURS), self.values.get(other)
+        ours = self.values.get(OURS)
+        theirs = self.values.get(other)
         if not ours or not theirs:
             return None
         if len(ours) == len(theirs):

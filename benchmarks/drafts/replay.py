@@ -115,7 +115,9 @@ def _say(
     request: Request, turn: SpokenTurn, drafter: Drafter, max_drafts: int, steps_by_drafts: StepsByDrafts
 ) -> Tally:
     """Replays one turn: each step accepts the drafts that match the recording, and adds one token."""
-    tally, said, tokens = Tally(turns=1), turn.said, request.all_token_ids
+    tally = Tally(turns=1)
+    said = turn.said
+    tokens = request.all_token_ids
     proposals = DraftProposals(drafter, max_drafts)
     tokens.append(said[0])
     place = 1

@@ -26,13 +26,16 @@ from engine.sampling_params import SamplingParams
 SAID_TOKENS = 192
 """The most tokens of a turn that are generated; turns shorter than half of it are left out."""
 WARM_UP_TOKENS = 12
-PLAIN, SUFFIX, NGRAM = "no drafts", "suffix", "V1's n-gram of 5"
+PLAIN = "no drafts"
+SUFFIX = "suffix"
+NGRAM = "V1's n-gram of 5"
 CONTENDERS: dict[str, dict[str, Any] | None] = {
     PLAIN: None,
     SUFFIX: {"method": "suffix"},
     NGRAM: {"method": "ngram", "num_speculative_tokens": 16},
 }
-REPEATING, RANDOM = "write or edit", "nothing repeats"
+REPEATING = "write or edit"
+RANDOM = "nothing repeats"
 GOALS = {(REPEATING, 1): 1.8, (REPEATING, 8): 1.4}
 LEAST = 0.98
 """The least share of the speed without drafts, on any text."""

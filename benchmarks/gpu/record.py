@@ -15,7 +15,11 @@ from eval.errors import UNREADABLE, ResultError
 
 SCHEMA_VERSION = 1
 
-DONE, RUNNING, SKIPPED, FAILED, CUT = "done", "running", "skipped", "failed", "cut off"
+DONE = "done"
+RUNNING = "running"
+SKIPPED = "skipped"
+FAILED = "failed"
+CUT = "cut off"
 """How a section ended, or RUNNING."""
 
 

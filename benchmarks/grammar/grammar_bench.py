@@ -19,7 +19,8 @@ from engine.structured_output.params import StructuredOutputsParams
 from engine.worker.loading.tiny_models import make_model_folder
 
 VOCAB_SIZES = (512, 8192)
-HIDDEN_SIZE, NUM_LAYERS = 256, 6
+HIDDEN_SIZE = 256
+NUM_LAYERS = 6
 SCHEMA: dict[str, Any] = {
     "type": "array",
     "minItems": 10_000,

@@ -61,7 +61,9 @@ class Times:
     def lines(self) -> Iterator[str]:
         yield f"{'milliseconds':<40} {'first turn':>10}   {'median':>8} {'min':>8} {'max':>8}"
         for part, (first, *others) in self.of.items():
-            low, middle, high = min(others), statistics.median(others), max(others)
+            low = min(others)
+            middle = statistics.median(others)
+            high = max(others)
             yield f"{part:<40} {first * 1e3:>10.2f}   " + " ".join(
                 f"{seconds * 1e3:>8.2f}" for seconds in (middle, low, high)
             )

@@ -83,7 +83,8 @@ class Core:
 
     def run(self, payload: bytes, reply: list[int]) -> EngineCoreOutputs:
         """Returns the outputs of one request, all in one message."""
-        scheduler, outputs = self._scheduler, EngineCoreOutputs()
+        scheduler = self._scheduler
+        outputs = EngineCoreOutputs()
         with self.times.measured("the request is read and queued"):
             message = self._decoder.decode(payload)
             check_request(message, self._ready)
@@ -115,11 +116,14 @@ class Core:
 class CoreClient:
     """An ``AsyncCoreClient`` of such a core: encodes the messages; the event loop runs the answers."""
 
-    pid, dead = 0, False
+    pid = 0
+    dead = False
 
     def __init__(self, core: Core, ready: EngineReady) -> None:
-        self.ready, self.reply = ready, list[int]()
-        self.num_bytes, self.sent_s = 0, 0.0
+        self.ready = ready
+        self.reply = list[int]()
+        self.num_bytes = 0
+        self.sent_s = 0.0
         self._core = core
         self._continued = ContinuedPrompts()
         self._deliver: Callable[[Delivery], None] = lambda delivery: None
@@ -128,7 +132,8 @@ class CoreClient:
         return self.ready
 
     def attach(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None:
-        self._loop, self._deliver = loop, deliver
+        self._loop = loop
+        self._deliver = deliver
 
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
         for request in requests:

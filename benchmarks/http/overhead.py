@@ -76,7 +76,8 @@ class EngineCaller:
         )
         self._count += 1
         arrivals: list[float] = []
-        request_id, context = f"{self._name}-{self._count}", RequestContext(job=JobRef())
+        request_id = f"{self._name}-{self._count}"
+        context = RequestContext(job=JobRef())
         outputs = self._engine.generate(PROMPT, params, request_id, context)
         async for output in outputs:
             arrivals += [time.monotonic()] * len(output.outputs[0].token_ids)

@@ -49,7 +49,9 @@ def measure(folder: str, seconds: float, num_requests: int) -> Rates:
         return time.perf_counter() - began
 
     def rate(max_tokens: int, tokens_of_burst: int) -> float:
-        began, spent_s, number = time.perf_counter(), 0.0, 0
+        began = time.perf_counter()
+        spent_s = 0.0
+        number = 0
         while time.perf_counter() - began < seconds:
             spent_s += burst(number, max_tokens)
             number += 1

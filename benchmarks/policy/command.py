@@ -36,7 +36,8 @@ POLICIES = (
     "hrrn,wspt,gittins,pause,idleness,continuum,oracle,known-work:work_weight=4"
 )
 QUICK_POLICIES = "fcfs,fixed-ttl:10,continuum,oracle"
-NUM_JOBS, QUICK_JOBS = 40, 20
+NUM_JOBS = 40
+QUICK_JOBS = 20
 NUM_SEEDS = 5
 CONSTANT_SEEDS = 3
 FOLDER = Path("workloads")

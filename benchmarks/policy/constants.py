@@ -210,7 +210,8 @@ class Constant:
         return f"{self.base}{',' if ':' in self.base else ':'}{self.name}={value!r}"
 
 
-HALF, DOUBLE = 0.5, 2.0
+HALF = 0.5
+DOUBLE = 2.0
 
 
 def constants(names: Sequence[str] = ()) -> list[Constant]:

@@ -166,7 +166,8 @@ def admit_hit(policy: str, factory: PolicyFactory, num_repeats: int) -> Timing:
 
 def hashing(num_repeats: int) -> Timing:
     """Times the hashing of 4096 tokens."""
-    hasher, tokens = BlockHasher(BLOCK_SIZE), Bench(fcfs, max_num_seqs=1).tokens(4096)
+    hasher = BlockHasher(BLOCK_SIZE)
+    tokens = Bench(fcfs, max_num_seqs=1).tokens(4096)
 
     def once() -> None:
         hashes: list[BlockHash] = []
@@ -179,7 +180,10 @@ def pool(num_repeats: int) -> list[Timing]:
     """Times 256 empty blocks allocated and freed; and 256 free cached ones hit, and freed."""
     blocks = BlockPool(NUM_BLOCKS)
     hashes = [number.to_bytes(32) for number in range(256)]
-    got, freed, touched, freed_cached = [], [], [], []
+    got = []
+    freed = []
+    touched = []
+    freed_cached = []
     for _ in range(num_repeats):
         began = perf_counter()
         taken = blocks.get_new_blocks(256)

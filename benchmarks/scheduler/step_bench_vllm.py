@@ -162,7 +162,9 @@ def hashing(model: str, num_repeats: int) -> Samples:
 
 def pool(model: str, num_repeats: int) -> Samples:
     blocks = Bench(model, 1).scheduler.kv_cache_manager.block_pool
-    got, touched, freed = list[float](), list[float](), list[float]()
+    got = list[float]()
+    touched = list[float]()
+    freed = list[float]()
     for _ in range(num_repeats):
         began = perf_counter()
         taken = blocks.get_new_blocks(256)

@@ -78,7 +78,8 @@ class VllmScheduler:
 
     def measure(self, name: str, num_steps: int) -> list[Samples]:
         """Measures one of the script's cases, which may return several figures."""
-        questions, answers = self._process.stdin, self._process.stdout
+        questions = self._process.stdin
+        answers = self._process.stdout
         assert questions is not None
         assert answers is not None
         try:

@@ -51,7 +51,8 @@ GOAL = 0.98
 """Share of the throughput without a trace that must be left with one."""
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 """Resolution of processor times."""
-OFF, AGAIN = "off", "off again"
+OFF = "off"
+AGAIN = "off again"
 ENDINGS = {"on": ".jsonl", "on, compressed": ".jsonl.zst"}
 WATCHED = "watched"
 """Trace off, while someone looks at the dashboard."""
@@ -106,7 +107,9 @@ class Load:
 
     async def window(self, seconds: float) -> Window:
         """Measures for ``seconds``, or longer until there is at least one token."""
-        began, before, cpu_before_s = time.perf_counter(), self.num_tokens, _cpu_s(self.engine.core_pid)
+        began = time.perf_counter()
+        before = self.num_tokens
+        cpu_before_s = _cpu_s(self.engine.core_pid)
         num_tokens = 0
         while not num_tokens:
             await asyncio.sleep(seconds)

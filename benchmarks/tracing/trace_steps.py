@@ -52,7 +52,10 @@ WARM_UP_BLOCKS = 2
 SOLO_STEPS = 100
 """Steps of an engine alone at full speed in each turn, to measure its writer's work meanwhile."""
 POLL_S = 0.005
-OFF, ON, COMPRESSED, AGAIN = "off", "on", "on, compressed", "off again"
+OFF = "off"
+ON = "on"
+COMPRESSED = "on, compressed"
+AGAIN = "off again"
 ENDINGS = {OFF: None, ON: ".jsonl", COMPRESSED: ".jsonl.zst", AGAIN: None}
 
 
@@ -176,10 +179,12 @@ def _take_turn(cast: dict[str, Lane], found: dict[str, Costs], chance: random.Ra
 
 def _run_block(cast: dict[str, Lane], chance: random.Random) -> dict[str, tuple[float, float]]:
     """Returns the seconds of the steps and of their thread, for each part."""
-    wall_s, cpu_s = dict.fromkeys(cast, 0.0), dict.fromkeys(cast, 0.0)
+    wall_s = dict.fromkeys(cast, 0.0)
+    cpu_s = dict.fromkeys(cast, 0.0)
     for _ in range(STEPS_PER_BLOCK):
         for part in chance.sample(list(cast), len(cast)):
-            began, began_cpu = time.perf_counter(), time.thread_time()
+            began = time.perf_counter()
+            began_cpu = time.thread_time()
             cast[part].step()
             wall_s[part] += time.perf_counter() - began
             cpu_s[part] += time.thread_time() - began_cpu

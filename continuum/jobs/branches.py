@@ -75,7 +75,8 @@ class Branches:
 
     def open(self, turn: Turn, receipt: TurnReceipt, now: float) -> BranchTip:
         """Opens the branch of a turn that has ended, and returns its tip."""
-        request, job = turn.request, turn.job
+        request = turn.request
+        job = turn.job
         block_hashes = request.block_hashes[: request.num_computed_tokens // self._block_size]
         tip = BranchTip(
             job,
@@ -117,7 +118,8 @@ class Branches:
         for listener in self._listeners:
             listener.on_continued(tip, turn, now)
         if tip.is_superseded:
-            tip.is_superseded, turn.job.has_come_back = False, True
+            tip.is_superseded = False
+            turn.job.has_come_back = True
 
     def restore(self, tip: BranchTip, now: float) -> None:
         """Restores the tip, because the turn that had continued it was given up."""
@@ -148,7 +150,8 @@ class Branches:
 
     def finish_job(self, job: Job, now: float) -> None:
         """Drops all branches of a job that gets no new turn; its running turns open none when they end."""
-        is_news, job.is_finished = not job.is_finished, True
+        is_news = not job.is_finished
+        job.is_finished = True
         for tip in list(job.tips):
             self._drop(tip, BranchEnd.JOB_DONE, now)
         if not job.turns:

@@ -30,7 +30,8 @@ class ClientHint:
         if signal.state in (ToolState.FINISHED, ToolState.CANCELLED):
             self._end(signal, elapsed_s, num_calls)
             return
-        self.state, self.finished_s = signal.state, None
+        self.state = signal.state
+        self.finished_s = None
         remaining_s = remaining_of(signal, elapsed_s)
         if remaining_s is not None:
             self.expectation = Expectation(elapsed_s, remaining_s)

@@ -128,14 +128,16 @@ class _Nearness:
     def holds_reply(self) -> bool | None:
         """Whether the prompt holds more replies than the tip's prompt; None if replies were not counted."""
         job = self._request.job
-        now, before = job.num_replies if job is not None else None, self.tip.num_replies
+        now = job.num_replies if job is not None else None
+        before = self.tip.num_replies
         return None if now is None or before is None else now > before
 
     @property
     def is_next(self) -> bool:
         """Whether the prompt holds exactly one more reply."""
         job = self._request.job
-        now, before = job.num_replies if job is not None else None, self.tip.num_replies
+        now = job.num_replies if job is not None else None
+        before = self.tip.num_replies
         return now is not None and before is not None and now == before + 1
 
     @property

@@ -73,7 +73,8 @@ class CutTurns:
         if question is None or turns is None:
             return None
         in_time = (cut for cut in turns if now - cut.cut_s < KEPT_S)
-        first, rest = next(in_time, None), deque(in_time, maxlen=MAX_OF_ONE)
+        first = next(in_time, None)
+        rest = deque(in_time, maxlen=MAX_OF_ONE)
         if rest:
             self._cut[question] = rest
             self._cut.move_to_end(question, last=False)  # not younger than those that it is put before
@@ -93,7 +94,8 @@ class CutTurns:
 
     def _question(self, request: Request) -> Question | None:
         """The key of the prompt; None for a request without a job or without block hashes."""
-        job, num_tokens = request.job, request.num_prompt_tokens
+        job = request.job
+        num_tokens = request.num_prompt_tokens
         if job is None:
             return None
         last: BlockHash | None = None

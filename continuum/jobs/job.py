@@ -54,7 +54,8 @@ class BlockChain:
     def num_shared(self, block_hashes: Sequence[BlockHash]) -> int:
         """Length of the common prefix with another chain. Each hash covers all blocks before it, so one equal
         hash means that all before it are equal."""
-        low, high = 0, min(len(self), len(block_hashes))
+        low = 0
+        high = min(len(self), len(block_hashes))
         while low < high:
             middle = (low + high + 1) // 2
             start = (middle - 1) * HEAD_BYTES

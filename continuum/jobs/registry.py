@@ -67,7 +67,8 @@ class JobRegistry(BranchListener):
         """Returns the job of a turn that arrives, created if missing, and the tip by which it was
         recognized."""
         assert request.job is not None
-        job_id, tenant = request.job.job_id, request.job.tenant
+        job_id = request.job.job_id
+        tenant = request.job.tenant
         job = self.get(job_id) if job_id is not None else None
         if job is not None:
             self._table_of(job).touch(job, request.arrival_time)
@@ -88,14 +89,17 @@ class JobRegistry(BranchListener):
             job = self._jobs.open(job_id, tenant, arrival_s)
         else:
             job = self._questions.open(job_id or _inferred_id(request), tenant, arrival_s)
-            job.is_inferred, job.is_established = job_id is None, False
+            job.is_inferred = job_id is None
+            job.is_established = False
         job.owner = request.job.owner if request.job is not None else None
         return job
 
     def _name(self, job: Job, job_id: str) -> None:
         """Gives the job the id that its client now sends: from now on it is found by that id only."""
         self._jobs.remove(job)
-        job.earlier_id, job.job_id, job.is_inferred = job.job_id, job_id, False
+        job.earlier_id = job.job_id
+        job.job_id = job_id
+        job.is_inferred = False
         for tip in job.tips:
             self._index.remove(tip)
             if tip.pin is not None:

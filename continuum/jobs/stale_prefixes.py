@@ -68,7 +68,8 @@ class StalePrefixes(BranchListener):
         stale = block_hashes[num_kept:]
         if stale:
             self._pending.append(StalePrefix(stale, num_kept, tip.pin, turn.request.request_id))
-        turn.supersedes, turn.num_superseded_tokens = tip.request_id, len(stale) * self._block_size
+        turn.supersedes = tip.request_id
+        turn.num_superseded_tokens = len(stale) * self._block_size
 
     def take(self) -> Iterator[StalePrefix]:
         while self._pending:

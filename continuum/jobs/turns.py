@@ -111,5 +111,7 @@ class Turns:
 
 def _keep_place(turn: Turn, cut: CutTurn) -> None:
     """Gives the turn the waiting time of the turn that it repeats."""
-    turn.repeats, turn.kept_since_s, turn.keeps_warm = cut.request_id, cut.waits_since_s, cut.was_warm
+    turn.repeats = cut.request_id
+    turn.kept_since_s = cut.waits_since_s
+    turn.keeps_warm = cut.was_warm
     turn.job.first_arrival_s = min(turn.job.first_arrival_s, turn.waits_since_s)

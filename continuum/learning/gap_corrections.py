@@ -39,10 +39,12 @@ class GapCorrections(BranchListener):
         self._num_new = 0
 
     def on_tools_known(self, tip: BranchTip, now: float) -> None:
-        corrector, so_far = self._newest(), tip.job.so_far
+        corrector = self._newest()
+        so_far = tip.job.so_far
         if not tip.tools or so_far is None or not (self._collects or corrector):
             return
-        job_id, tenant = tip.job.job_id, tip.job.tenant
+        job_id = tip.job.job_id
+        tenant = tip.job.tenant
         key = self._tools.slowest(tip.tools, job_id, tenant)
         so_far.calls = so_far.calls or CallHistory()
         facts = CallFacts(tip.turn_number - 1, len(tip.tools), tip.num_prompt_tokens, tip.num_output_tokens)
@@ -52,7 +54,8 @@ class GapCorrections(BranchListener):
 
     def ended(self, tip: BranchTip, gap_s: float) -> None:
         """Learns the duration of a gap whose calls have all ended."""
-        estimate, so_far = tip.estimate, tip.job.so_far
+        estimate = tip.estimate
+        so_far = tip.job.so_far
         if estimate is None or so_far is None or so_far.calls is None:
             return
         so_far.calls.add(estimate.key, gap_s)
@@ -67,7 +70,8 @@ class GapCorrections(BranchListener):
 
     def _newest(self) -> Corrector | None:
         """Returns the corrector of the latest model. A new model starts with the credit from its training."""
-        model, known = self._tools.duration_model, self._corrector
+        model = self._tools.duration_model
+        known = self._corrector
         if model is None:
             return None
         if known is None or known.model is not model:

@@ -44,7 +44,8 @@ class GapLearner(BranchListener):
         if gap_s is None or tip.tools is None or tip.learned:
             return
         tip.learned = True
-        job_id, tenant = tip.job.job_id, tip.job.tenant
+        job_id = tip.job.job_id
+        tenant = tip.job.tenant
         if self._published is not None:
             self._published.returned(tip, gap_s)
         with_result = _brings_result(turn, tip)
@@ -72,7 +73,8 @@ class GapLearner(BranchListener):
         """Records that the tools ran for at least this long (censored)."""
         if tip.tools and not tip.learned:
             tip.learned = True
-            job, waited_s = tip.job, now - tip.ended_s
+            job = tip.job
+            waited_s = now - tip.ended_s
             self._tools.observe(tip.tools, waited_s, now, censored=True, job_id=job.job_id, tenant=job.tenant)
 
     def _was_last(self, tip: BranchTip) -> None:

@@ -21,7 +21,8 @@ class HintAccuracy:
     def remaining(self, tip: BranchTip, known: SurvivalCurve, now: float) -> SurvivalCurve:
         """Time until the turn returns, from now. ``known`` is the same time from the turn's end, by past gaps
         alone."""
-        hint, elapsed_s = tip.hint, now - tip.ended_s
+        hint = tip.hint
+        elapsed_s = now - tip.ended_s
         if hint is not None and hint.finished_s is not None:
             since_s = elapsed_s - hint.finished_s
             return self._expectations.remaining(_source(tip, FINISHED), RETURN_S, None).after(since_s)

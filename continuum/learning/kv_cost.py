@@ -21,7 +21,8 @@ class KvCost:
         """Learns the cost of a cold turn from the time between its first scheduling and its first token, and
         that of a load from the time between admission and first scheduling."""
         request = turn.request
-        started_s, first_token_s = request.first_scheduled_time, request.first_token_time
+        started_s = request.first_scheduled_time
+        first_token_s = request.first_token_time
         if request.num_preemptions or started_s is None or first_token_s is None:
             return
         if request.num_external_computed_tokens and turn.admitted_s is not None:

@@ -85,7 +85,8 @@ class Memoryfulness:
         """Counts an ended job with this many turns; a ``count`` of -1 undoes that."""
         n = num_turns
         self.num_jobs += count
-        sum_k, sum_kk = n * (n + 1) / 2, n * (n + 1) * (2 * n + 1) / 6
+        sum_k = n * (n + 1) / 2
+        sum_kk = n * (n + 1) * (2 * n + 1) / 6
         self._n += count * n
         self._sum_k += count * sum_k
         self._sum_r += count * n * (n - 1) / 2

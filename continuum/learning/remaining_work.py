@@ -65,7 +65,8 @@ class RemainingWork(BranchListener):
     def excess_s(self, turn: Turn) -> float | None:
         """Seconds of service that the turn's job needs beyond usual jobs, this turn included. None if no
         model is trusted, or if the request may be a single-turn request."""
-        model, so_far = self._newest_model(), turn.job.so_far
+        model = self._newest_model()
+        so_far = turn.job.so_far
         if model is None or so_far is None:
             return None
         if so_far.model is not model or so_far.request_id != turn.request.request_id:
@@ -95,8 +96,10 @@ class RemainingWork(BranchListener):
 
     @staticmethod
     def _predict(so_far: JobSoFar, turn: Turn, model: WorkModel) -> None:
-        so_far.model, so_far.request_id = model, turn.request.request_id
-        prompt, history = turn.request.num_prompt_tokens, so_far.history
+        so_far.model = model
+        so_far.request_id = turn.request.request_id
+        prompt = turn.request.num_prompt_tokens
+        history = so_far.history
         row = history.row(prompt, _num_new_tokens(turn), turn.gap_s or 0.0, model.tools)
         predicted = model.trees.predict(row)
         so_far.excess = exp(predicted) - exp(model.usual)
@@ -113,7 +116,8 @@ class RemainingWork(BranchListener):
 
     def turn_ended(self, turn: Turn, now: float) -> None:
         """Records a turn that ended normally."""
-        so_far, request = turn.job.so_far, turn.request
+        so_far = turn.job.so_far
+        request = turn.request
         if so_far is None:
             return
         facts = TurnFacts(

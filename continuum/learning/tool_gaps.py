@@ -100,7 +100,8 @@ class PublishedGaps:
 
     def returned(self, tip: BranchTip, gap_s: float) -> None:
         """Records that the next turn came after this many seconds."""
-        tenant, tool = tip.job.tenant, tip.plain_tool
+        tenant = tip.job.tenant
+        tool = tip.plain_tool
         if tool is not None:
             self._means[tenant].observe(tool, gap_s)
         self._gaps[tenant, tool].observe(gap_s)

@@ -68,7 +68,8 @@ class ToolStats:
         """The one of the parallel calls that is expected to end last."""
         if len(tools) == 1:
             return tools[0]
-        learned, name = self._learned, tenant or ""
+        learned = self._learned
+        name = tenant or ""
         return max(tools, key=lambda k: learned.survival(name, k, job_id).median_remaining(0.0))
 
     def observe(

@@ -50,7 +50,8 @@ class _Kind:
         seen.ended_squared = max(0.0, seen.ended_squared + count * served_s * served_s)
         if seen.num_ends > MAX_ENDS:
             seen.fade()
-            self.num_jobs, self.num_tokens = self.num_jobs / 2, self.num_tokens / 2
+            self.num_jobs = self.num_jobs / 2
+            self.num_tokens = self.num_tokens / 2
 
 
 class JobCourse:
@@ -81,7 +82,8 @@ class JobCourse:
     def looks_finished(self) -> None:
         """Counts the job as ended: its client announced the end, or it answered without calling a tool."""
         if not self._ended and self._num_turns:
-            self._ended, self._ended_s = True, self._served_s
+            self._ended = True
+            self._ended_s = self._served_s
             self._count_end(1)
 
     def _count_end(self, count: int) -> None:

@@ -79,7 +79,8 @@ class WorkingSet(BranchListener):
         if not self._is_gated(turn) or not self._is_anybody_here(turn.request.priority):
             return True
         self._look_again(now)
-        own, tenant = self._own_blocks(turn.request, turn.job), turn.request.tenant
+        own = self._own_blocks(turn.request, turn.job)
+        tenant = turn.request.tenant
         if self.needed_before(turn.request) + own <= self.num_usable_blocks:
             return True
         # Each tenant may use an equal part, whatever the others have begun.
@@ -98,7 +99,8 @@ class WorkingSet(BranchListener):
 
     def park(self, turn: Turn) -> bool:
         """Orders the request after all that may start; returns False if it was parked already."""
-        request_id, tenant = turn.request.request_id, turn.request.tenant
+        request_id = turn.request.request_id
+        tenant = turn.request.tenant
         if request_id in self._parked:
             return False
         self._parked[request_id] = tenant

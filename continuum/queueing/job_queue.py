@@ -110,7 +110,8 @@ class JobQueue:
             self._changed.extend(turn.request for turn in self._ranks.rank_again(self._turns))
         if not self._changed:
             return ()
-        changed, self._changed = self._changed, []
+        changed = self._changed
+        self._changed = []
         return changed
 
     def may_admit(self, request: Request, now: float) -> bool:
@@ -139,7 +140,8 @@ class JobQueue:
         with the largest rank, with the fewest computed tokens on a tie."""
 
         def worth(request: Request) -> tuple[int, bool, float, int]:
-            turn, num_computed = self._turns.get(request), request.num_computed_tokens
+            turn = self._turns.get(request)
+            num_computed = request.num_computed_tokens
             if turn is None:
                 return (-request.priority, False, -request.arrival_time, num_computed)
             return (-request.priority, turn.job.num_pins > 0, -turn.job.rank, num_computed)

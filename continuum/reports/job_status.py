@@ -6,7 +6,8 @@ from continuum.jobs.job import BranchTip, Job
 from engine.messages import BranchStatus, JobStatus
 from estimator.survival import SurvivalCurve
 
-EARLY, LATE = 0.1, 0.9
+EARLY = 0.1
+LATE = 0.9
 """Quantiles that show the uncertainty of an expected return."""
 
 

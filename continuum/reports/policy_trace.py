@@ -24,10 +24,12 @@ class PolicyTrace(BranchListener):
     def turn_arrived(self, turn: Turn, now: float) -> None:
         if self._tracer.on:
             event = self._turn_event("turn_arrived", turn, now)
-            event.gap_s, event.predicted_excess_s = turn.gap_s, turn.predicted_excess_s
+            event.gap_s = turn.gap_s
+            event.predicted_excess_s = turn.predicted_excess_s
             event.continues = turn.tip.request_id if turn.tip is not None else None
             event.earlier_id = turn.job.earlier_id
-            event.repeats, event.waits_since_s = turn.repeats, turn.kept_since_s
+            event.repeats = turn.repeats
+            event.waits_since_s = turn.kept_since_s
             self._tracer.emit(event)
 
     def turn_parked(self, turn: Turn, working_set: WorkingSet, now: float) -> None:
@@ -113,7 +115,9 @@ class PolicyTrace(BranchListener):
         if self._tracer.on:
             event = self._pin_event("decided", tip, now)
             event.num_blocks = inputs.num_blocks
-            event.ttl_s, event.reason, event.rule = decision.ttl_s, decision.reason, rule
+            event.ttl_s = decision.ttl_s
+            event.reason = decision.reason
+            event.rule = rule
             event.inputs = {
                 "tool_observations": inputs.curve.num_observations,
                 "tool_median_s": inputs.curve.known_median_s,

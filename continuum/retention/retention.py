@@ -146,7 +146,8 @@ class Retention(BranchListener):
         self, tip: BranchTip, decision: TtlDecision, expected_tool_s: float | None = None
     ) -> None:
         """Writes the decision into the receipt, with the tokens that are actually pinned."""
-        receipt, pin = tip.receipt, tip.pin
+        receipt = tip.receipt
+        pin = tip.pin
         if receipt is None:
             return
         if expected_tool_s is not None:
@@ -166,7 +167,8 @@ class Retention(BranchListener):
     ) -> tuple[TtlDecision, float | None]:
         """Applies the rule to all its inputs and traces both. Returns the decision, and how long the tools
         are expected to take, in seconds; None if unknown."""
-        job, curve = tip.job, remaining
+        job = tip.job
+        curve = remaining
         if curve is None:
             curve = self._tools.curve(tip.tools, job.job_id, job.tenant)
         elapsed_s = 0.0 if remaining is None else now - tip.ended_s

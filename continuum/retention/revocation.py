@@ -85,7 +85,8 @@ class RevocationRule:
         of the budget; then claimed pins; the requester's own pin, whose blocks it will read, last."""
         own = turn.pin if turn is not None else None
         tenant = _tenant_of(requester, turn)
-        safe, claimed = [], []
+        safe = []
+        claimed = []
         for pin in self._pins.youngest_first():
             if pin is own:
                 continue

@@ -61,7 +61,8 @@ class Givers:
         """A pin of the tenant with the most blocks, if it has more than the ``wants`` of the requesting
         tenant, which had ``had``; the giver keeps at least ``had``. None if no tenant has such a pin."""
         while self._heap and -self._heap[0][0] > wants:
-            held, tenant = -self._heap[0][0], self._heap[0][1]
+            held = -self._heap[0][0]
+            tenant = self._heap[0][1]
             pin = next((pin for pin in self._pins[tenant] if held - pin.num_blocks >= had), None)
             if pin is not None:
                 heapreplace(self._heap, (pin.num_blocks - held, tenant))

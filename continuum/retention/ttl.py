@@ -136,11 +136,13 @@ class PriceRule:
             return TtlDecision(
                 break_even_s, "nothing learned of this tool yet: until holding has cost its worth"
             )
-        best_s, best_worth_s = 0.0, 0.0
+        best_s = 0.0
+        best_worth_s = 0.0
         for until_s, returned in zip(curve.edges_s, curve.probabilities, strict=True):
             worth_s = returned * spared_s - cost_per_s * curve.expected_min(until_s)
             if worth_s > best_worth_s:
-                best_s, best_worth_s = until_s, worth_s
+                best_s = until_s
+                best_worth_s = worth_s
         if best_s == 0.0:
             return TtlDecision(0.0, "holding costs more than it spares")
         if best_s >= curve.support[-1]:
@@ -242,10 +244,12 @@ class PaperRule:
         own = inputs.curve.num_observations > self.min_observations
         curve = inputs.curve if own else inputs.global_curve
         benefit_s = inputs.queue_delay_s * inputs.memoryfulness + restore_s
-        worth, best_s = -math.inf, 0.0
+        worth = -math.inf
+        best_s = 0.0
         for until_s, returned in zip(curve.edges_s, curve.probabilities, strict=True):
             if returned * benefit_s - until_s > worth:  # the first of equally good ones
-                worth, best_s = returned * benefit_s - until_s, until_s
+                worth = returned * benefit_s - until_s
+                best_s = until_s
         return TtlDecision(best_s, "argmax over the tool's curve" if own else "argmax over all tools' curve")
 
 

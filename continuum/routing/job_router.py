@@ -22,7 +22,9 @@ MOVE_TOKENS = 2048
 RETURN_SHARE = 0.95
 """A job is expected to return for the time in which this share of all gaps end. Few clients announce the end
 of a job, and the KV of an ended job is evicted before that of jobs that return."""
-FIRST_RETURN_S, SHORTEST_RETURN_S, LONGEST_RETURN_S = 60.0, 10.0, 600.0
+FIRST_RETURN_S = 60.0
+SHORTEST_RETURN_S = 10.0
+LONGEST_RETURN_S = 600.0
 RETURN_STEP = 0.02
 """How much one return changes that time, as a share of it."""
 MAX_JOBS = 65_536

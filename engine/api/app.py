@@ -82,7 +82,8 @@ def _describe(app: FastAPI, config: ServerConfig) -> None:
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            names, needs_key = config.served_model_names, bool(config.access.api_keys)
+            names = config.served_model_names
+            needs_key = bool(config.access.api_keys)
             app.openapi_schema = describe_api(app, model_names=names, needs_key=needs_key)
         return app.openapi_schema
 
@@ -91,7 +92,8 @@ def _describe(app: FastAPI, config: ServerConfig) -> None:
 
 def _guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
     """Adds the middleware. The last one added receives a request first."""
-    limits, access = config.limits, config.access
+    limits = config.limits
+    access = config.access
     app = ContentEncodingMiddleware(app, max_bytes=limits.max_body_bytes)
     app = BodyLimitMiddleware(app, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
     app = OriginMiddleware(app, allowed=access.allowed_origins)

@@ -274,7 +274,8 @@ def _from_validation(error: ValidationError) -> Failure:
     faults: dict[str, str] = {}
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         parts = [str(part) or '""' for part in fault["loc"]]  # a field may have an empty name
-        field, where = parts[0] if parts else "", ".".join(parts)[:100]
+        field = parts[0] if parts else ""
+        where = ".".join(parts)[:100]
         faults.setdefault(field, f"{where}: {fault['msg'][:200]}" if where else fault["msg"][:200])
         if len(faults) == MAX_LISTED_FAULTS:
             break

@@ -60,7 +60,8 @@ def _look_for_repetition(request: Request, num_output: int, detection: Repetitio
 def _follow_grammar(request: Request, grammar: TokenGrammar, token_id: int) -> None:
     """End the request where its grammar ends, even if its length limit has been reached, too."""
     try:
-        accepted, complete = grammar.accept(token_id), grammar.complete
+        accepted = grammar.accept(token_id)
+        complete = grammar.complete
     except Exception as error:  # the library failed on this request alone: the others go on
         fail_request(request, processing_failed("The grammar", error))
         return

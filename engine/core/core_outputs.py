@@ -25,7 +25,8 @@ def with_pooled(outputs: list[EngineCoreOutput], result: ModelRunnerOutput) -> l
     """Replace the placeholder tokens in the outputs of a pooling model by its answers."""
     if result.pooled:
         for output in outputs:
-            output.pooled, output.new_token_ids = result.pooled.get(output.request_id), []
+            output.pooled = result.pooled.get(output.request_id)
+            output.new_token_ids = []
     return outputs
 
 

@@ -67,7 +67,8 @@ class DraftTokens(SchedulerPart):
         """
         for request_id in [i for i in self._proposed if i in step.num_scheduled]:
             request = self._proposed.pop(request_id)
-            drafts, request.spec_token_ids = request.spec_token_ids, []
+            drafts = request.spec_token_ids
+            request.spec_token_ids = []
             num_known = step.num_scheduled[request_id]
             wanted = min(len(drafts), num_held, most_tokens - num_known)
             num_drafts = self._num_that_fit(request, num_known, step.cut_drafts(request, wanted))
@@ -101,7 +102,8 @@ class DraftTokens(SchedulerPart):
         without drafts. Statistics count the tokens taken, less the one that the request would have got
         without drafts.
         """
-        num_drafts, request.num_drafts_under_way = request.num_drafts_under_way, 0
+        num_drafts = request.num_drafts_under_way
+        request.num_drafts_under_way = 0
         num_accepted = num_sampled - 1
         assert num_accepted <= num_drafts, "more tokens than were asked for"
         num_computed = request.num_computed_tokens - num_drafts + num_accepted

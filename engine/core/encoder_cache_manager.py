@@ -63,12 +63,14 @@ class EncoderCacheManager(SchedulerPart):
         """``cache_size``: capacity for outputs. ``step_size``: the most that a step computes. Both are in
         embeddings, and at least one picture's. ``whole_pictures``: cut a step before a picture of which it
         would compute only some tokens, unless the step begins there."""
-        self.cache_size, self.step_size = cache_size, step_size
+        self.cache_size = cache_size
+        self.step_size = step_size
         self.whole_pictures = whole_pictures
         self._outputs: dict[str, _Output] = {}
         self._idle: dict[str, None] = {}
         """Outputs without uses, the longest idle first."""
-        self._num_free, self._num_idle = cache_size, 0
+        self._num_free = cache_size
+        self._num_idle = 0
         self._uses: dict[str, dict[int, str]] = {}
         """Hashes of the pictures whose outputs each request uses, by request id and picture index."""
         self._budget = step_size
@@ -94,7 +96,8 @@ class EncoderCacheManager(SchedulerPart):
     def cut(self, request: Request, start: int, num_tokens: int) -> int:
         """How many of ``num_tokens`` tokens from ``start`` on a step may compute: those before a picture that
         exceeds the budget or the free space, or would be split where pictures go whole. Changes nothing."""
-        room, budget = self._num_free + self._num_idle, self._budget
+        room = self._num_free + self._num_idle
+        budget = self._budget
         seen = set[str]()
         for span in request.media:
             if span.end <= start:
@@ -137,8 +140,11 @@ class EncoderCacheManager(SchedulerPart):
         inputs: dict[str, list[int]] = {}
         for request_id, index in self._planned.values():
             inputs.setdefault(request_id, []).append(index)
-        plan.scheduled_encoder_inputs, plan.free_encoder_mm_hashes = inputs, self._evicted
-        self._planned, self._evicted, self._budget = {}, [], self.step_size
+        plan.scheduled_encoder_inputs = inputs
+        plan.free_encoder_mm_hashes = self._evicted
+        self._planned = {}
+        self._evicted = []
+        self._budget = self.step_size
         for request_id in self._uses.keys() & plan.num_scheduled_tokens.keys():
             request = requests[request_id]
             for index in list(self._uses[request_id]):

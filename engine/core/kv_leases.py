@@ -110,9 +110,11 @@ class KVLeases:
     def fill_in(self, plan: SchedulerOutput) -> None:
         """Add the leases that have begun and those that have ended to a plan."""
         if self._new:
-            plan.kv_leases, self._new = self._new, []
+            plan.kv_leases = self._new
+            self._new = []
         if self._ended:
-            plan.ended_kv_leases, self._ended = self._ended, []
+            plan.ended_kv_leases = self._ended
+            self._ended = []
 
     # ---- what the pin manager asks ----
 

@@ -93,22 +93,26 @@ class PinManager:
 
     def take_superseded(self) -> int:
         """Blocks superseded since the last call that were not referenced elsewhere."""
-        num_blocks, self._num_superseded_blocks = self._num_superseded_blocks, 0
+        num_blocks = self._num_superseded_blocks
+        self._num_superseded_blocks = 0
         return num_blocks
 
     def take_ended(self) -> dict[str, int]:
         """How many pins have ended since the last call, by cause."""
-        ended, self._num_ended = self._num_ended, {}
+        ended = self._num_ended
+        self._num_ended = {}
         return ended
 
     def take_block_s(self) -> dict[str, float]:
         """Blocks times seconds of the pins that ended since the last call, in part or whole, by cause."""
-        block_s, self._block_s = self._block_s, {}
+        block_s = self._block_s
+        self._block_s = {}
         return block_s
 
     def take_held_s(self) -> dict[str, list[float]]:
         """How long each pin that ended since the last call was held, by cause."""
-        held_s, self._held_s = self._held_s, {}
+        held_s = self._held_s
+        self._held_s = {}
         return {cause: list(seconds) for cause, seconds in held_s.items()}
 
     def cannot_make_fit(self, request: Request, now: float) -> bool:

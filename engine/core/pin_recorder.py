@@ -51,7 +51,8 @@ class PinRecorder:
 
     def take(self) -> list[PinEvent]:
         """The events since the last call."""
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         return events
 
     def _changed(self, pin: Pin, reason: str | None, by: str | None) -> None:

@@ -82,7 +82,8 @@ class Pin:
     @property
     def held_hashes(self) -> Sequence[BlockHash]:
         """Its hashes of the blocks of tokens that it holds."""
-        num_held, hashes = self.num_prefix_blocks, self.block_hashes
+        num_held = self.num_prefix_blocks
+        hashes = self.block_hashes
         return hashes if num_held == len(hashes) else hashes[:num_held]
 
 

@@ -72,7 +72,8 @@ class KnownPrefix:
 
     def cut(self, prefix: TurnPrefix, block_size: int) -> KnownPrefix:
         """The first of these tokens, under the prefix's id; a copy if fewer, as the lists only grow."""
-        token_ids, block_hashes = self.token_ids, self.block_hashes
+        token_ids = self.token_ids
+        block_hashes = self.block_hashes
         if len(token_ids) > prefix.num_tokens:
             token_ids = token_ids[: prefix.num_tokens]
             block_hashes = block_hashes[: prefix.num_tokens // block_size]
@@ -149,9 +150,11 @@ class Request:
         self.request_id = request_id
         self.external_id = external_id or request_id
         """The id by which its client knows it."""
-        self.sampling_params, self.pooling = sampling_params, pooling
+        self.sampling_params = sampling_params
+        self.pooling = pooling
         self.arrival_time = arrival_time
-        self.priority, self.job = priority, job
+        self.priority = priority
+        self.job = job
         self.kv_transfer: KVTransfer | SavedPrefix | None = kv_transfer
         """The source of its prefix, or the order to lease its KV out; None once a load has ended."""
         self.tenant = (job and job.tenant) or ""

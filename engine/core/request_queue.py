@@ -125,7 +125,8 @@ class RequestQueue:
 
         Only the top of the heap is visited: each entry adds its two children to the candidates.
         """
-        heap, found = self._heap, []
+        heap = self._heap
+        found = []
         candidates = [(heap[0], 0)] if heap else []
         for _ in range(min(count, len(heap))):
             entry, place = heapq.heappop(candidates)

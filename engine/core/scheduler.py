@@ -80,7 +80,9 @@ class Scheduler:
         name a prefix of another server. ``num_states``: state slots, slot 0 included, if the last group has
         states. ``num_stages``: of a pipeline. ``on_request_ended``: called once for each; must not raise.
         """
-        self.config, self.policy, self.max_model_len = config, policy, max_model_len
+        self.config = config
+        self.policy = policy
+        self.max_model_len = max_model_len
         limits = (kv_cache_groups, max_tokens_under_way(config, num_stages), num_states)
         self.kv = KVCacheManager(num_blocks, block_size, max_model_len, enable_prefix_caching, *limits)
         self.loads = PendingKVLoads(self.kv, kv_connector or NoConnector(), loads_remote=loads_remote)
@@ -97,14 +99,16 @@ class Scheduler:
         self.waiting = FairQueue(self.slots, policy.is_overdue)
         self.compiling: dict[str, Request] = {}
         """Requests that wait for their grammar to be compiled; later ones go first."""
-        self.running, self.pause_state = list[Request](), PauseState.UNPAUSED
+        self.running = list[Request]()
+        self.pause_state = PauseState.UNPAUSED
         self.replan_at_once = False
         """Whether the last plan freed blocks or a slot and may not have reused them: another plan, made at
         once, may then schedule more."""
         self.constrained: dict[str, Request] = {}
         """Requests that follow a grammar."""
         self._finished_req_ids: set[str] = set()
-        self._counts, self._on_request_ended = StepCounts(), on_request_ended
+        self._counts = StepCounts()
+        self._on_request_ended = on_request_ended
         policy.see_cache(self._cached_tokens)
 
     def add_parts(self, *parts: SchedulerPart) -> None:
@@ -624,7 +628,8 @@ class Scheduler:
 
     def make_stats(self) -> SchedulerStats:
         """Gauges as they are now, and counts since the last call."""
-        counts, self._counts = self._counts, StepCounts()
+        counts = self._counts
+        self._counts = StepCounts()
         return stats_of(self, counts)
 
     def statistics(self) -> SchedulerStatistics:

@@ -88,9 +88,11 @@ class SchedulerView(Protocol):
 
 def stats_of(scheduler: SchedulerView, counts: StepCounts) -> SchedulerStats:
     """Gauges as they are now, and these counts; resets the counts of the scheduler's parts."""
-    pool, tier = scheduler.kv.pool, scheduler.loads.tier_statistics()
+    pool = scheduler.kv.pool
+    tier = scheduler.loads.tier_statistics()
     states = scheduler.kv.states
-    loads, writes = scheduler.loads.take_counts(), scheduler.loads.take_write_counts()
+    loads = scheduler.loads.take_counts()
+    writes = scheduler.loads.take_write_counts()
     stats = SchedulerStats(
         num_running_reqs=len(scheduler.running),
         num_waiting_reqs=len(scheduler.waiting) + scheduler.loads.num_requests + len(scheduler.compiling),
@@ -133,7 +135,8 @@ def stats_of(scheduler: SchedulerView, counts: StepCounts) -> SchedulerStats:
 
 def statistics_of(scheduler: SchedulerView) -> SchedulerStatistics:
     """How many requests, blocks and pins there are now."""
-    kv, tier = scheduler.kv.statistics(), scheduler.loads.tier_statistics()
+    kv = scheduler.kv.statistics()
+    tier = scheduler.loads.tier_statistics()
     return SchedulerStatistics(
         num_running=len(scheduler.running),
         num_waiting=len(scheduler.waiting) + scheduler.loads.num_requests + len(scheduler.compiling),

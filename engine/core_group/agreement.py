@@ -11,7 +11,8 @@ from engine.version import package_version
 
 def settings_of(config: EngineConfig) -> dict[str, str]:
     """The settings by the names of their options. A model folder counts by its name, not its path."""
-    model, cache = config.model, config.cache
+    model = config.model
+    cache = config.cache
     return {
         "version": package_version(),
         "model": Path(model.model).name,

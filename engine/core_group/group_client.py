@@ -81,7 +81,8 @@ class CoreGroupClient:
         ]
         self._router = router
         self._board = board or LoadBoard(len(cores))
-        self._on_core_died, self._on_attached = on_core_died, on_attached
+        self._on_core_died = on_core_died
+        self._on_attached = on_attached
         self._known = ready
         self._clock = clock or MonotonicClock()
         self._ledger = RequestLedger()
@@ -125,7 +126,8 @@ class CoreGroupClient:
             return None
 
     def attach(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None:
-        self.loop, self._deliver = loop, deliver
+        self.loop = loop
+        self._deliver = deliver
         for engine in self._engines:
             self._attach(engine)
         if self._on_attached is not None:
@@ -315,7 +317,8 @@ class CoreGroupClient:
         return [self._state_of(engine) for engine in self._engines]
 
     def _state_of(self, engine: _Engine) -> EngineState:
-        load, client = self._board.load_of(engine.index), engine.client
+        load = self._board.load_of(engine.index)
+        client = engine.client
         is_up = client is not None and not client.dead
         draining = self._board.is_draining(engine.index)
         return EngineState(

@@ -95,7 +95,8 @@ class GroupSupervisor:
         if not self.is_group or core is None:
             return False
         self._cores[index] = None
-        pid, exit_code = core.pid, core.exit_code
+        pid = core.pid
+        exit_code = core.exit_code
         others = {other: its for other, its in enumerate(self._cores) if its is not None}
         comes_back = self._restarts.restart(index, core, others)
         share_experts = self._group.share_experts

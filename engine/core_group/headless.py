@@ -40,7 +40,8 @@ from engine.process.restart_limit import RestartLimit
 logger = logging.getLogger(__name__)
 
 POLL_MS = 100
-FIRST_DELAY_S, LONGEST_DELAY_S = 0.3, 3.0
+FIRST_DELAY_S = 0.3
+LONGEST_DELAY_S = 3.0
 """Delay between two attempts to reach the head; doubled each time."""
 
 
@@ -81,7 +82,8 @@ class NodeCore:
 
     def run(self) -> None:
         """Run the core until ``stopping`` is set."""
-        delay_s, is_told = FIRST_DELAY_S, False
+        delay_s = FIRST_DELAY_S
+        is_told = False
         while not self._stopping.is_set():
             channel = self._joined()
             if channel is None:
@@ -91,7 +93,8 @@ class NodeCore:
                 self._stopping.wait(delay_s)
                 delay_s = min(2 * delay_s, LONGEST_DELAY_S)
                 continue
-            delay_s, is_told = FIRST_DELAY_S, False
+            delay_s = FIRST_DELAY_S
+            is_told = False
             has_died = CoreRelay(self._spec, channel, self._stopping).run()
             if has_died and not self._limit.count():
                 start_log.error("Engine core %d has died too often.", self.engine)

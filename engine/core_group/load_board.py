@@ -34,7 +34,8 @@ class LoadBoard:
         self, num_engines: int, *, num_processes: int = 1, process: int = 0, folder: Path | None = None
     ) -> None:
         """``process``: this one's number among ``num_processes``."""
-        self._num_engines, self._num_processes = num_engines, num_processes
+        self._num_engines = num_engines
+        self._num_processes = num_processes
         self._own = (len(_Column) + process) * num_engines
         size = (len(_Column) + num_processes) * num_engines * _WORD_BYTES
         memory = bytearray(size) if folder is None else mapped(folder / "engines", size)

@@ -47,7 +47,8 @@ class NodeListener:
         """``engines``: numbers of the cores that run on other machines. ConfigError if the port is taken."""
         self._settings = settings_of(config)
         self._engines = frozenset(engines)
-        address, port = config.parallel.data_parallel_address, config.parallel.data_parallel_rpc_port
+        address = config.parallel.data_parallel_address
+        port = config.parallel.data_parallel_rpc_port
         self._token = group_token(address)
         self._joined: dict[int, NodeChannel] = {}
         """Connections of nodes that no core has taken yet."""
@@ -83,7 +84,8 @@ class NodeListener:
         """Take no more nodes. Repeatable."""
         with self._changed:
             self._closed = True
-            waiting, self._joined = list(self._joined.values()), {}
+            waiting = list(self._joined.values())
+            self._joined = {}
             self._changed.notify_all()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

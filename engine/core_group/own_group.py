@@ -41,7 +41,8 @@ class OwnCoreGroup(CoreGroupClient):
         self._cores.close()
 
     def _restart(self, index: int, client: AsyncMPClient) -> bool:
-        pid, exit_code = client.pid, client.exit_code
+        pid = client.pid
+        exit_code = client.exit_code
         comes_back = self._restarts.restart(index, client, self.clients_up())
         share_experts = self._cores.share_experts
         report_core_died(index, pid, exit_code, comes_back=comes_back, share_experts=share_experts)

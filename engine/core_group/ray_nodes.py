@@ -68,7 +68,8 @@ class RayNodes:
         import ray
 
         with self._lock:
-            actors, self._actors = list(self._actors.values()), {}
+            actors = list(self._actors.values())
+            self._actors = {}
         with suppress(Exception):  # the cluster may be gone
             ray.wait(
                 [actor.stop.remote() for actor in actors], num_returns=len(actors), timeout=STOP_TIMEOUT_S

@@ -66,7 +66,8 @@ class RemoteCore:
                 self._listener.give_back(self._engine, channel)
                 raise start_error(said.failure)
             if isinstance(said, Ready):
-                self.pid, self._channel = said.pid, channel
+                self.pid = said.pid
+                self._channel = channel
                 self._relay(channel)
                 return said.ready
             self._listener.give_back(self._engine, channel)

@@ -14,7 +14,8 @@ from engine.process.restart_limit import MAX_RESTARTS, RESTART_WINDOW_S, Restart
 
 logger = logging.getLogger(__name__)
 
-FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
 """Delay between two attempts; doubled each time."""
 
 

@@ -54,7 +54,8 @@ class ContinuedPrompts:
         tokens = request.prompt_token_ids
         if not isinstance(tokens, ContinuedTokens) or tokens.num_known == len(tokens):
             return request
-        turn_id, num_known = self._turns.get(tokens.turn_id), tokens.num_known
+        turn_id = self._turns.get(tokens.turn_id)
+        num_known = tokens.num_known
         if turn_id is None:
             return request
         self._unanswered[request.request_id] = request

@@ -97,7 +97,8 @@ class _Calls:
     def fail_all(self, error: EngineDeadError) -> None:
         with self._lock:
             self._failed = error
-            waiting, self._waiting = self._waiting, {}
+            waiting = self._waiting
+            self._waiting = {}
         for promise in waiting.values():
             if not promise.done():
                 promise.set_exception(error)
@@ -432,7 +433,8 @@ class AsyncMPClient(MPClient):
 
     def _send_unsent(self) -> None:
         self._send_scheduled = False
-        frames, self._unsent = self._unsent, []
+        frames = self._unsent
+        self._unsent = []
         if frames and not self.dead:
             with self._send_lock:
                 self._input_socket.send_multipart(frames)

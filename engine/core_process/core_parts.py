@@ -97,7 +97,9 @@ def make_scheduler(
 
     ``overlap``: a step is planned while the one before it runs.
     """
-    block_size, connector, transfer = config.cache.block_size, None, config.kv_transfer
+    block_size = config.cache.block_size
+    connector = None
+    transfer = config.kv_transfer
     if info.num_host_blocks:
         connector = OffloadingConnector(info.num_host_blocks, block_size, disk_level=info.disk_level)
     scheduler = Scheduler(
@@ -130,7 +132,8 @@ def make_scheduler(
 def _encoder_cache(config: EngineConfig, pictures: PictureModel) -> EncoderCacheManager:
     """An encoder cache of at least the largest picture, as V1's ``compute_encoder_budget``. ConfigError if
     that picture must be whole in a step, and does not fit."""
-    whole, most = config.scheduler.disable_chunked_mm_input, config.scheduler.max_num_batched_tokens
+    whole = config.scheduler.disable_chunked_mm_input
+    most = config.scheduler.max_num_batched_tokens
     if whole and most < pictures.max_tokens:
         raise ConfigError(
             f"disable_chunked_mm_input needs max_num_batched_tokens of at least {pictures.max_tokens}, the "

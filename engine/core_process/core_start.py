@@ -9,7 +9,8 @@ from engine.core.policy import PolicyFactory
 from engine.executor import ExecutorFactory
 from engine.routing import LeastLoadedRouter, RouterFactory
 
-READY, FAILED = b"READY", b"FAILED"
+READY = b"READY"
+FAILED = b"FAILED"
 """First frame of the one message that ends the startup, from the core to the process that started it."""
 
 

@@ -305,7 +305,8 @@ class EngineCore:
     def _has_nothing_to_do(self) -> bool:
         """Whether there is nothing to plan nor to report; pins may end meanwhile."""
         with self._changed:
-            now, due_s = self._clock.now(), self.scheduler.next_due_s()
+            now = self._clock.now()
+            due_s = self.scheduler.next_due_s()
             if due_s is not None and due_s <= now:
                 self.scheduler.expire(now)
                 self._parts.publish()
@@ -394,7 +395,8 @@ class EngineCore:
         if result.failed_loads:
             for request in self.scheduler.loads.take_lost():
                 self._fail(request, KV_NOT_FETCHED)
-        outputs, self._failed = self._failed + outputs, []
+        outputs = self._failed + outputs
+        self._failed = []
         self._parts.answered(outputs)
         if self._submitted:
             self._fill_masks(self._submitted[0].plan)
@@ -483,7 +485,8 @@ class EngineCore:
         If another thread is already doing it, waits for that one.
         """
         with self._changed:
-            first, self._closed = not self._closed, True
+            first = not self._closed
+            self._closed = True
         if not first:
             self._persisted.wait(PERSIST_TIMEOUT_S)
             return

@@ -42,7 +42,8 @@ class InprocClient:
 
     def get_output(self) -> EngineCoreOutputs:
         if self._early:
-            early, self._early = self._early, []
+            early = self._early
+            self._early = []
             return EngineCoreOutputs(outputs=early, timestamp=self.core.now())
         self.core.wait_for_work()
         return self.core.step() or EngineCoreOutputs(timestamp=self.core.now())

@@ -79,7 +79,8 @@ class KeptTurns(CorePart):
         if self._counts is None:
             return None
         with self._lock:
-            counts, self._counts = self._counts, None
+            counts = self._counts
+            self._counts = None
         return counts
 
 

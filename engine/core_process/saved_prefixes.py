@@ -34,7 +34,8 @@ class SavedPrefixes:
         Blocks are saved and used from the first on, so thousands of blocks take a dozen look-ups.
         """
         hashes = request.block_hashes[: (request.num_tokens - 1) // self._block_size]
-        low, high = 0, len(hashes)
+        low = 0
+        high = len(hashes)
         while low < high:
             middle = (low + high) // 2
             if self.saved.has(self._name_of(hashes[middle])):

@@ -37,7 +37,8 @@ def measure_step_costs(executor: Executor, config: EngineConfig, max_drafts: int
     Called before the engine's first request; nothing is left in the executor. None if the KV pool or the
     context is too small for steps of two sizes.
     """
-    plain, drafted = list[tuple[int, float]](), list[tuple[int, float]]()
+    plain = list[tuple[int, float]]()
+    drafted = list[tuple[int, float]]()
     ends_s = time.perf_counter() + MAX_SECONDS
     for num_seqs, num_drafts in _shapes(config, max_drafts):
         is_late = time.perf_counter() > ends_s and min(len(plain), len(drafted)) > 1

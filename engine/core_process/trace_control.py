@@ -86,7 +86,8 @@ class TraceControl(CorePart):
             elif (fault := self._fault_of(name)) is not None:
                 return fault
             elif not self._is_on and not self._is_opening:
-                self._is_opening, self._failure = True, None
+                self._is_opening = True
+                self._failure = None
                 threading.Thread(target=self._open, args=(name,), name="trace-open", daemon=True).start()
             return self.state()
 
@@ -167,8 +168,10 @@ class TraceControl(CorePart):
         with self._lock:
             if self._writer is not None:
                 self._num_dropped_before += self._writer.dropped
-            self._path, self._writer = path, writer
-            self._is_opening, self._from_start = False, False
+            self._path = path
+            self._writer = writer
+            self._is_opening = False
+            self._from_start = False
             self._take(writer)
 
     def _open_new(self, name: str | None) -> tuple[Path, TraceWriter]:

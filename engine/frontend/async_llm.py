@@ -84,7 +84,8 @@ class AsyncLLM(EngineOperations):
         self._validator = GrammarValidator(lambda: TokenTable.of(self.tokenizer, self.ready.vocab_size))
         self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults, self._validator)
         self.check_grammar = self._inputs.check_grammar
-        clock, interval = self._clock, config.scheduler.stream_interval
+        clock = self._clock
+        interval = config.scheduler.stream_interval
         self._outputs = OutputProcessor(self.tokenizer, clock, log_stats=log_stats, stream_interval=interval)
         self._outputs.kv_transfer = self.kv_transfer = KVTransferDoor(config)
         self._listeners: list[StatsListener] = []

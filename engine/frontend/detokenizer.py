@@ -53,7 +53,8 @@ class TokenDecoder:
 
     def _accept(self) -> None:
         if self._pending:
-            self._context, self._pending = self._pending, []
+            self._context = self._pending
+            self._pending = []
 
     def _new_text(self) -> str:
         before = self._decode(self._context)
@@ -162,7 +163,8 @@ class AnswerFinder:
             self.begin = len(text) - len(answer) if answer else None
 
     def _look_for_start(self, text: str) -> None:
-        start, begin = self._reasoning.start, text.lstrip()
+        start = self._reasoning.start
+        begin = text.lstrip()
         assert start is not None
         if begin.startswith(start):
             self._is_inside = True

@@ -84,7 +84,8 @@ class GenerationDefaults:
         if found is None and own_source:
             raise ConfigError(f"generation_config: no generation_config.json in {source!r}.")
         values = found or {}
-        eos, named_by = values.get("eos_token_id"), f"generation_config.json of {source!r}"
+        eos = values.get("eos_token_id")
+        named_by = f"generation_config.json of {source!r}"
         if eos is None:
             eos = _eos_in(_read_json(config.model, "config.json") or {})
             named_by = f"config.json of {config.model!r}"
@@ -120,7 +121,8 @@ class GenerationDefaults:
 def _eos_in(config: Mapping[str, Any]) -> Any:
     """The EOS tokens of a config.json. For a model with other parts besides its decoder they may be in the
     decoder's config."""
-    eos, text = config.get("eos_token_id"), config.get("text_config")
+    eos = config.get("eos_token_id")
+    text = config.get("text_config")
     return text.get("eos_token_id") if eos is None and isinstance(text, dict) else eos
 
 
@@ -269,7 +271,8 @@ class InputProcessor:
     def _thinking_limit(self, params: SamplingParams) -> ThinkingLimit | None:
         """The limit on reasoning in tokens of this tokenizer. RequestError if the texts around reasoning are
         not tokens of it."""
-        budget, span = params.thinking_token_budget, params.reasoning
+        budget = params.thinking_token_budget
+        span = params.reasoning
         if budget is None:
             return None
         if span is None:

@@ -86,7 +86,9 @@ class KVTransferDoor:
             raise RequestError(
                 f"{FIELD}.do_remote_prefill: this server fetches no KV (kv_transfer_config).", FIELD
             )
-        lease_id, host, port = params.remote_request_id, params.remote_host, params.remote_port
+        lease_id = params.remote_request_id
+        host = params.remote_host
+        port = params.remote_port
         if lease_id is None or host is None or port is None or params.remote_num_tokens is None:
             raise RequestError(
                 f"{FIELD}.do_remote_prefill needs remote_request_id, remote_host, remote_port and "

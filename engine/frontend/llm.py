@@ -189,7 +189,8 @@ class LLM(PoolingMethods):
             most = self.engine.ready.max_model_len - (params.max_tokens or 1)
             prompt = options.tokens(self.engine.tokenizer, prompt, most)
         context = msgspec.structs.replace(context, media=media)
-        request_id, params = str(next(self._request_ids)), _final_only(params)
+        request_id = str(next(self._request_ids))
+        params = _final_only(params)
         return self.engine.check_request(request_id, prompt, params, context, fits_context=fits_context)
 
     def chat(
@@ -210,7 +211,8 @@ class LLM(PoolingMethods):
     ) -> list[RequestOutput]:
         """Like ``generate``, for one conversation or several, rendered with the model's chat template."""
         conversations: list[Any] = [messages] if _is_conversation(messages) else list(messages)
-        tokenizer, content_format = self.get_tokenizer(), _content_format(chat_template_content_format)
+        tokenizer = self.get_tokenizer()
+        content_format = _content_format(chat_template_content_format)
         in_parts = tokenizer.reads_parts(chat_template, tools, content_format)
 
         def render(conversation: Conversation) -> str:

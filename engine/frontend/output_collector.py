@@ -35,7 +35,8 @@ class RequestOutputCollector:
             await self._reader
 
     def get_nowait(self) -> RequestOutput | None:
-        held, self._held = self._held, None
+        held = self._held
+        self._held = None
         if isinstance(held, Exception):
             raise held
         return held

@@ -75,7 +75,8 @@ class RequestState:
             return None
         answer = self._completion(finish_reason, stop_reason, delta=kind is RequestOutputKind.DELTA)
         receipt = self._receipt_of_all(receipt)
-        answers, finished = [answer], answer.finished
+        answers = [answer]
+        finished = answer.finished
         if self.parent is not None:
             answers, finished = self.parent.merge(answer)
             if not answers:
@@ -258,7 +259,8 @@ class OutputProcessor:
     def _process(
         self, state: RequestState, output: EngineCoreOutput, timestamp: float, processed: ProcessedOutputs
     ) -> None:
-        reason, stop_reason = output.finish_reason, output.stop_reason
+        reason = output.finish_reason
+        stop_reason = output.stop_reason
         if output.prompt_logprobs is not None:
             self._tell_prompt(state, output.prompt_logprobs)
         if state.stop_string is None:
@@ -275,10 +277,12 @@ class OutputProcessor:
         if state.stop_string is not None:
             if reason is None:
                 return
-            reason, stop_reason = FinishReason.STOP, state.stop_string
+            reason = FinishReason.STOP
+            stop_reason = state.stop_string
         if reason is not None:
             self._note_final_figures(state.stats, output)
-            state.routed_experts, state.pooled = output.routed_experts, output.pooled
+            state.routed_experts = output.routed_experts
+            state.pooled = output.pooled
             state.kv_transfer_params = self.kv_transfer.tell(output.kv_leased)
             self._finish(state, reason, timestamp, processed.iteration_stats)
         result = state.make_output(reason, stop_reason, output.receipt)
@@ -363,7 +367,8 @@ class OutputProcessor:
 
         A reader that still waits gets a last output with finish reason ``abort``.
         """
-        aborted, now = list(self._children.get(request_id, ())), self._clock.now()
+        aborted = list(self._children.get(request_id, ()))
+        now = self._clock.now()
         for core_id in aborted:
             state = self._states[core_id]
             self._aborted = self._aborted or IterationStats(now)
@@ -380,7 +385,8 @@ class OutputProcessor:
 
     def take_aborted(self) -> IterationStats | None:
         """Returns statistics of aborted requests once: here, or with the core's next message."""
-        aborted, self._aborted = self._aborted, None
+        aborted = self._aborted
+        self._aborted = None
         return aborted
 
     def abort_all(self) -> list[str]:

@@ -59,7 +59,9 @@ class PoolingInputs:
     def __init__(self, tokenizer: Tokenizer, ready: EngineReady, chat_template: str | None = None) -> None:
         """``chat_template``: the template for a cross-encoder's pairs. ConfigError if it takes no pairs."""
         self._model = model_that_pools(ready.pooling)
-        self._tokenizer, self._hf, self._backend = tokenizer, tokenizer.hf, tokenizer.backend
+        self._tokenizer = tokenizer
+        self._hf = tokenizer.hf
+        self._backend = tokenizer.backend
         if self._backend is not None:  # folders of sentence-transformers may hold both
             self._backend.no_truncation()
             self._backend.no_padding()
@@ -113,7 +115,8 @@ class PoolingInputs:
     ) -> list[int]:
         """Tokens of a prefix and a text, truncated to ``limit`` including special tokens."""
         if self._model.in_chat:
-            text, add_special_tokens = self._in_chat(self._read(text, limit, field), prefix, limit), False
+            text = self._in_chat(self._read(text, limit, field), prefix, limit)
+            add_special_tokens = False
         else:
             text = self._read(prefix + text, limit, field)
         ids, sequences, _ = self._encoded(text, None, add_special_tokens)
@@ -148,7 +151,8 @@ class PoolingInputs:
     ) -> list[int]:
         """The tokens of a pair in a chat; the end of the document is cut beyond ``limit``."""
         for _ in range(MAX_CUTS):
-            whole, adds = template.text(query, document), template.adds_special_tokens
+            whole = template.text(query, document)
+            adds = template.adds_special_tokens
             ids, sequences, _ = self._encoded(whole, None, add_special_tokens=adds)
             if limit is None or len(ids) <= limit:
                 break

@@ -113,7 +113,8 @@ class PoolingMethods:
         folder that is put before each. ``truncate_prompt_tokens``: tokens to keep of a longer prompt; -1: as
         many as fit. ``lora_request``: the adapter of each prompt; needs ``enable_lora``.
         ``tokenization_kwargs``: V1's mapping for ``truncate_prompt_tokens`` and ``add_special_tokens``."""
-        inputs, options = self._pooling_inputs, read_tokenization_kwargs(tokenization_kwargs, "right")
+        inputs = self._pooling_inputs
+        options = read_tokenization_kwargs(tokenization_kwargs, "right")
         if options.truncation_side != "right":
             raise RequestError(
                 "tokenization_kwargs.truncation_side must be right for a model that pools.",
@@ -121,7 +122,8 @@ class PoolingMethods:
             )
         if truncate_prompt_tokens is None:
             truncate_prompt_tokens = options.truncate_prompt_tokens
-        limit, prefix = inputs.limit(truncate_prompt_tokens), inputs.prefix(prompt_name)
+        limit = inputs.limit(truncate_prompt_tokens)
+        prefix = inputs.prefix(prompt_name)
         adds = options.add_special_tokens
         token_ids = [
             inputs.encode(prompt, limit, prefix=prefix, add_special_tokens=adds, field="prompts")
@@ -203,7 +205,8 @@ class PoolingMethods:
         a cross-encoder's score, or the cosine of two embeddings. ``chat_template``: the template for a
         cross-encoder's pairs, as messages with the roles ``query`` and ``document``."""
         firsts, seconds = paired(_as_texts(data_1), _as_texts(data_2), "data_1", "data_2")
-        model, inputs = model_that_pools(self.engine.ready.pooling), self._pooling_inputs
+        model = model_that_pools(self.engine.ready.pooling)
+        inputs = self._pooling_inputs
         if chat_template is not None and not model.is_cross_encoder:
             raise RequestError("chat_template needs a cross-encoder.", "chat_template")
         template = None if chat_template is None else inputs.pair_template(chat_template)
@@ -211,7 +214,8 @@ class PoolingMethods:
             asked = pooling_params, truncate_prompt_tokens, lora_request, use_tqdm
             return self._cosines(firsts, seconds, *asked)
         check_scores(model.is_cross_encoder, model.size)
-        limit, params = inputs.limit(truncate_prompt_tokens), pooling_params or PoolingParams()
+        limit = inputs.limit(truncate_prompt_tokens)
+        params = pooling_params or PoolingParams()
         pairs = []
         for first, second in zip(firsts, seconds, strict=True):
             ids, first_segment = inputs.encode_pair(first, second, limit, "data_2", template=template)

@@ -66,7 +66,8 @@ def _input(given: object, where: str) -> PromptInput:
     for name, value in given.items():
         if name not in _FIELDS or (name == "mm_processor_kwargs" and value):
             raise RequestError(f"{where} must not have {name!r} here.", where)
-    text, token_ids = given.get("prompt"), given.get("prompt_token_ids")
+    text = given.get("prompt")
+    token_ids = given.get("prompt_token_ids")
     prompt: object = token_ids if text is None else text
     if not isinstance(prompt, str | list):
         raise RequestError(f"{where} needs prompt, a text, or prompt_token_ids.", where)

@@ -141,7 +141,8 @@ def _listed(folder: str | Path) -> list[os.DirEntry[str]]:
 
 def _read(path: str, buffer: memoryview) -> None:
     with open(path, "rb", buffering=0) as file:
-        head, num_read = file.read(_HEAD.size), 0
+        head = file.read(_HEAD.size)
+        num_read = 0
         while num_read < len(buffer) and (count := file.readinto(buffer[num_read:])):
             num_read += count
     if head != _HEAD.pack(MAGIC, zlib.crc32(buffer[:num_read]), len(buffer)) or num_read < len(buffer):

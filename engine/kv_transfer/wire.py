@@ -28,7 +28,8 @@ FRAME_TIME_S = 30.0
 PLACE_BYTES = 16
 """Most bytes of a block's name or place in a message."""
 CHUNK_BYTES = 4 * 2**20
-CHUNK, GONE = b"\x01", b"\x00"
+CHUNK = b"\x01"
+GONE = b"\x00"
 _LENGTH = struct.Struct("!I")
 
 

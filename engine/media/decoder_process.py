@@ -54,7 +54,8 @@ def main() -> None:
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit_memory(MEMORY_LIMIT_BYTES)
-    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    stdin = sys.stdin.buffer
+    stdout = sys.stdout.buffer
     while (order := read_message(stdin)) is not None:
         # The default action of the signal ends the process, whatever the decoder is doing.
         signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT_S)

@@ -48,7 +48,8 @@ class PictureModel(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
 
     def token_ids(self, height: int, width: int) -> list[int]:
         """The tokens of a picture of this size: ``token_id`` at the places of its embeddings."""
-        rows, columns = height // self.factor, width // self.factor
+        rows = height // self.factor
+        columns = width // self.factor
         if self.row_end_id is None or self.end_id is None:
             return [self.token_id] * (rows * columns)
         row = [*[self.token_id] * columns, self.row_end_id]

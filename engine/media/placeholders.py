@@ -107,7 +107,8 @@ class Placeholders:
 
         RequestError unless there is one placeholder per picture.
         """
-        token_id, found = self._model.token_id, token_ids.count(self._model.token_id)
+        token_id = self._model.token_id
+        found = token_ids.count(self._model.token_id)
         if found != len(pictures):
             raise RequestError(
                 f"The prompt has {found} placeholders {self._token} for {len(pictures)} pictures.", "prompt"

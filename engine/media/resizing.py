@@ -26,7 +26,8 @@ def fitted_size(height: int, width: int, model: PictureModel) -> tuple[int, int]
     check_ratio(height, width)
     if model.max_edge:
         return _within_edge(height, width, model)
-    side, sides = model.factor, (height, width)
+    side = model.factor
+    sides = (height, width)
     fitted = [round(each / side) * side for each in sides]
     if math.prod(fitted) > model.max_pixels:
         shrinks = math.sqrt((height * width) / model.max_pixels)

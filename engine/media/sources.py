@@ -72,7 +72,8 @@ def _blob_of_resource(part: Part) -> str | None:
     resource = part.get("resource")
     if not isinstance(resource, Mapping):
         return None
-    blob, kind = resource.get("blob"), resource.get("mimeType")
+    blob = resource.get("blob")
+    kind = resource.get("mimeType")
     is_image = isinstance(kind, str) and kind.lower().startswith("image/")
     return blob if isinstance(blob, str) and is_image else None
 

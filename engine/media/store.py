@@ -337,7 +337,8 @@ class PictureStore:
         self._decoder.close()
         self._thread.close(wait=True)
         with self._lock:
-            folder, self._folder = self._folder, None
+            folder = self._folder
+            self._folder = None
             for content_hash in list(self._pending):
                 self._end(content_hash, PixelsFailure(_SHUTTING_DOWN))
         if folder is not None:

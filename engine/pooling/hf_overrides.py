@@ -10,7 +10,8 @@ from engine.errors import ConfigError
 from engine.json_options import read_fields
 
 FIELDS = ("architectures", "classifier_from_token", "is_original_qwen3_reranker", "method")
-TWO_WAY, PLAIN = "from_2_way_softmax", "no_post_processing"
+TWO_WAY = "from_2_way_softmax"
+PLAIN = "no_post_processing"
 _EXAMPLE = (
     '{"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"], '
     '"is_original_qwen3_reranker": true}'

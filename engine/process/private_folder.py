@@ -13,7 +13,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-_MARK, _UNFINISHED_MARK = ".in-use", ".begins"
+_MARK = ".in-use"
+_UNFINISHED_MARK = ".begins"
 _held: dict[str, int] = {}
 """The descriptor of the lock by folder: open until the process ends or the folder is removed."""
 

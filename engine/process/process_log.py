@@ -36,7 +36,8 @@ def show_start_log() -> None:
     """Shows this process's ``start_log`` as plain text."""
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter("%(message)s"))
-    start_log.handlers, start_log.propagate = [handler], False
+    start_log.handlers = [handler]
+    start_log.propagate = False
     start_log.setLevel(logging.INFO)
 
 

@@ -222,7 +222,8 @@ class _StrayEnd:
 
     def finish(self) -> list[ReplyDelta]:
         """Outputs the text that was held back because it might be the start of the tag."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return self._given(held)
 
     def _content(self, text: str) -> list[ReplyDelta]:

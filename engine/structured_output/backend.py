@@ -60,12 +60,14 @@ class TokenTable(msgspec.Struct):
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int) -> TokenTable:
         added = tokenizer.added_tokens
-        text, num_tokens = None, max(vocab_size, max(added.values(), default=-1) + 1)
+        text = None
+        num_tokens = max(vocab_size, max(added.values(), default=-1) + 1)
         if tokenizer.backend is not None:
             backend = copy(tokenizer.backend)
             backend.no_padding()
             backend.no_truncation()
-            text, num_tokens = backend.to_str(), max(num_tokens, backend.get_vocab_size())
+            text = backend.to_str()
+            num_tokens = max(num_tokens, backend.get_vocab_size())
         return cls(text, vocab_size, num_tokens, tokenizer.eos_token_id, added)
 
 

@@ -108,7 +108,8 @@ class BitmaskFiller:
         matched = [(i, each.matched) for i, each in followed if each.matched is not None]
         if not matched:
             return np.zeros((len(followed), self._vocab_size), dtype=np.bool_), {}
-        backend, failed = self._compiler.backend(), dict[str, str]()
+        backend = self._compiler.backend()
+        failed = dict[str, str]()
         try:
             rows = backend.forbidden([each for _, each in matched])
         except Exception:

@@ -79,7 +79,8 @@ class GrammarCompiler:
     def backend(self) -> GrammarBackend:
         """Returns the backend, which the first caller creates; other callers wait for it."""
         with self._lock:
-            backend, first = self._backend, self._backend is None
+            backend = self._backend
+            first = self._backend is None
             if backend is None:
                 backend = self._backend = uncancellable()
         if first:

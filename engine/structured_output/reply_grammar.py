@@ -157,7 +157,8 @@ def reasoning_before(start: ReplyStart) -> ReasoningSpan | None:
 def _reasoning_before_calls(start: ReplyStart, texts: Collection[str] = ()) -> ReasoningSpan | None:
     """The same reasoning, but without text that would be read as a call although it follows no grammar.
     ``texts``: functions whose argument follows a grammar."""
-    reasoning, reply_format = reasoning_before(start), start.reply_format
+    reasoning = reasoning_before(start)
+    reply_format = start.reply_format
     if reasoning is None:
         return None
     left = bool(reply_format.ends_thinking)

@@ -84,7 +84,8 @@ class ThinkingBudget:
         elif self._num_before < MAX_BEFORE:
             self._num_before += 1
             if token_id == self._limit.start:
-                self._left, self._num_before = self._limit.num_tokens, MAX_BEFORE
+                self._left = self._limit.num_tokens
+                self._num_before = MAX_BEFORE
 
 
 def with_budget(inner: MatcherGrammar | None, params: SamplingParams) -> TokenGrammar:

@@ -124,7 +124,8 @@ _BOOTSTRAP = "from engine.structured_output.validator import main; main()"
 def main() -> None:
     """Validates grammars from standard input until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent decides
-    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    stdin = sys.stdin.buffer
+    stdout = sys.stdout.buffer
     tokens = read_message(stdin)
     if tokens is None:
         return

@@ -17,7 +17,9 @@ class PairTemplate:
     def __init__(self, tokenizer: Tokenizer, chat_template: str | None, *, system: str = "") -> None:
         """``chat_template``: None means the folder's own. ``system``: an instruction before the pair.
         RequestError if the template omits one of the texts."""
-        self._tokenizer, self._chat_template, self._system = tokenizer, chat_template, system
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._system = system
         self.adds_special_tokens = chat_template is not None
         """Whether the tokenizer adds its special tokens; the folder's own template writes them itself."""
         formats = (ContentFormat.STRING, ContentFormat.OPENAI)

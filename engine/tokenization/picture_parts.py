@@ -26,7 +26,8 @@ def with_picture_texts(message: Mapping[str, Any], text: str, *, in_parts: bool)
 def joined(parts: Sequence[Any], text: str) -> str:
     """Joins parts to one text, with this text for pictures. A picture and its neighbors are joined directly,
     as models were trained; other texts are separated by a line end."""
-    whole, after_text = "", False
+    whole = ""
+    after_text = False
     for part in parts:
         is_text = not is_picture_part(part)
         said = _text_in(part) if is_text else text

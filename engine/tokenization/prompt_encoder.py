@@ -262,7 +262,8 @@ def _in_groups(texts: Iterable[str]) -> Iterator[list[str]]:
     for text in texts:
         if group and num_characters + len(text) > GROUP_CHARS:
             yield group
-            group, num_characters = [], 0
+            group = []
+            num_characters = 0
         group.append(text)
         num_characters += len(text)
     if group:

@@ -126,7 +126,8 @@ class SplitPattern:
         return _Part(True, inside.first, set())
 
     def _end_of_class(self) -> int:
-        depth, at = 0, self._at
+        depth = 0
+        at = self._at
         while at < len(self._pattern):
             character = self._pattern[at]
             at += 2 if character == "\\" else 1

@@ -147,7 +147,8 @@ def _add_tokens(backend: BackendTokenizer, added: Any, vocab_size: Any, folder: 
     """Adds the tokens after the ranks up to ``vocab_size``: those of ``added``, the added_tokens_decoder, and
     reserved ones between them, with the names in Kimi's code. That code finds reserved tokens in texts, too,
     but does not omit them when decoding."""
-    first, path = backend.get_vocab_size(), folder / "tokenizer_config.json"
+    first = backend.get_vocab_size()
+    path = folder / "tokenizer_config.json"
     if not isinstance(vocab_size, int) or vocab_size < first:
         _refuse(folder / "config.json", f"vocab_size is less than the {first} tokens of {VOCABULARY_FILE}")
     if not isinstance(added, dict) or not all(_is_added(*item) for item in added.items()):

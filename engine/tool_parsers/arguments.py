@@ -109,7 +109,8 @@ class CallArguments:
         ``is_whole``: the call's end was seen. Then missing arguments are an empty object, and brackets
         missing after a value are closed. Otherwise the call was cut off, which ``INVALID_JSON`` reports.
         """
-        self._ended, self._is_whole = True, is_whole
+        self._ended = True
+        self._is_whole = is_whole
         given = self._run()
         if is_whole and self._before_string is not None:
             self._give('"')

@@ -105,7 +105,8 @@ class CallObjectReader(ReplyReader):
         scanner = JsonScanner()
         while True:
             end = scanner.scan(self._text, self._at)
-            start, self._at = self._at, len(self._text) if end is None else end
+            start = self._at
+            self._at = len(self._text) if end is None else end
             self._give_arguments(self._text[start : self._at])
             self._take()
             if end is not None:
@@ -138,7 +139,8 @@ class CallObjectReader(ReplyReader):
         """Reads the JSON string at this position; None if there is none, or one that cannot be a name."""
         if (yield from self._peek()) != '"':
             return None
-        scanner, offset = JsonScanner(), self._length
+        scanner = JsonScanner()
+        offset = self._length
         while (end := scanner.scan(self._text, self._at)) is None:
             self._at = len(self._text)
             if self._length - offset > MAX_NAME_CHARS or not (yield from self._more()):

@@ -89,7 +89,8 @@ def call_grammar(
     for index, function in enumerate(functions):
         name = json.dumps(function["name"], ensure_ascii=False)[1:-1]
         texts = syntax.before.replace("{name}", name).split("{number}")
-        before, after = " /[0-9]{1,3}/ ".join(map(literal, texts)), literal(syntax.after)
+        before = " /[0-9]{1,3}/ ".join(map(literal, texts))
+        after = literal(syntax.after)
         lines.append(f"call_{index}: {before} arguments_{index} {after}")
     rules = "\n".join([*lines, *_reasoning_rules(reasoning, literal)]) + "\n"
     return CallGrammar(rules, [_arguments_of(function) for function in functions])

@@ -66,7 +66,8 @@ class _Rules:
         ]
 
     def _call(self, name: str, parameter: str | None) -> str:
-        syntax, literal = self._syntax, self._literal
+        syntax = self._syntax
+        literal = self._literal
         head = literal(syntax.before + syntax.call + name + syntax.name_end)
         end = literal(syntax.call_end)
         if parameter is None:
@@ -76,7 +77,8 @@ class _Rules:
 
     def _text_end(self) -> list[str]:
         """Rules for the end of a text. Lazy: if it could also be part of the text, it is the end."""
-        tag, line = self._syntax.value_end, self._syntax.line
+        tag = self._syntax.value_end
+        line = self._syntax.line
         before, token, after = self._literal.at_token(tag)
         spelled = f"text_end_spelled[lazy]: /{escaped(line)}{'?' if line else ''}{escaped(tag)}/"
         in_tokens = f" | {self._literal(line + before)} {token} {self._literal(after)}" if token else ""
@@ -90,7 +92,8 @@ class _Rules:
         """Rules for any text up to the first of these tags; the text matches none of the expressions
         ``avoided``."""
         avoids = f" & {without(avoided)}" if avoided else ""
-        ways, rules = [f"{name}_spelled"], [f"{name}_spelled[lazy]: /(?s:.*){_any_of(tags)}/{avoids}"]
+        ways = [f"{name}_spelled"]
+        rules = [f"{name}_spelled[lazy]: /(?s:.*){_any_of(tags)}/{avoids}"]
         texts: dict[str, str] = {}
         for tag in tags:
             before, token, after = self._literal.at_token(tag)

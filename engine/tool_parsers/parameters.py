@@ -51,7 +51,8 @@ class ToolSchemas:
         for name in path:
             if not isinstance(schema, Mapping):
                 return None
-            members, items = schema.get("properties"), schema.get("items")
+            members = schema.get("properties")
+            items = schema.get("items")
             inside = members.get(name) if isinstance(members, Mapping) else None
             schema = items if inside is None and name == "item" else inside
         if not isinstance(schema, Mapping):
@@ -120,7 +121,8 @@ class ArgumentText:
 
     def key(self, name: str) -> str:
         """Returns the text before the next parameter's value."""
-        before, self._has_members = ", " if self._has_members else "{", True
+        before = ", " if self._has_members else "{"
+        self._has_members = True
         self.names.add(name)
         return before + json.dumps(name, ensure_ascii=False) + ": "
 
@@ -166,7 +168,8 @@ class ValueText:
     def add(self, piece: str) -> str:
         if self._is_string:
             return self._string(piece)
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         held += piece  # no other reference exists, so it grows in place
         self._held = held
         if (
@@ -174,7 +177,8 @@ class ValueText:
             and self._types == {"string", "null"}
             and not any(null.startswith(self._held) for null in ("null", "None"))
         ):
-            self._is_string, self._held = True, ""
+            self._is_string = True
+            self._held = ""
             return self._string(held)
         return ""
 
@@ -186,7 +190,8 @@ class ValueText:
         return value_text(self._held, self._types)
 
     def _string(self, piece: str) -> str:
-        quote, self._begun = "" if self._begun else '"', True
+        quote = "" if self._begun else '"'
+        self._begun = True
         return quote + json.dumps(piece, ensure_ascii=False)[1:-1]
 
 

@@ -76,7 +76,8 @@ def _finite(text: str) -> float:
 
 
 def _json_piece(token: re.Match[str]) -> str | None:
-    kind, text = token.lastgroup, token.group(token.lastgroup or 0)
+    kind = token.lastgroup
+    text = token.group(token.lastgroup or 0)
     if kind == "string":
         return _string_piece(text)
     if kind == "number":

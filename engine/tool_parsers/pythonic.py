@@ -104,7 +104,8 @@ class PythonicToolParser(TaggedReader):
         name = yield from self._read_name()
         if not name:
             return False
-        self._function, self._arguments = function, ArgumentText()
+        self._function = function
+        self._arguments = ArgumentText()
         self._begin_call(function)
         while name:
             name = yield from self._read_argument(name)

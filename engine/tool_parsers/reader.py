@@ -93,7 +93,8 @@ class ReplyReader(ABC):
 
     def feed(self, text: str) -> list[ReplyDelta]:
         """Takes the next piece of the response; returns the deltas that have become certain."""
-        held, self._text = self._text, ""
+        held = self._text
+        self._text = ""
         if self._begin:
             held = held[self._begin :]
             self._at -= self._begin
@@ -114,7 +115,8 @@ class ReplyReader(ABC):
             self._give_content(self._text[self._begin :])
             self._begin = self._at = len(self._text)
             self._steps = self._pass_on()
-        deltas, self._deltas = self._deltas, []
+        deltas = self._deltas
+        self._deltas = []
         return deltas
 
     def _pass_on(self) -> Steps[None]:

@@ -79,8 +79,10 @@ class SoundCalls:
     def _add_call(self, delta: ToolCallDelta, sound: list[ReplyDelta]) -> None:
         if delta.name is not None:
             self._end_call(sound)
-            self._space, self._has_content = "", False
-            self._index, self._arguments = delta.index, CallArguments()
+            self._space = ""
+            self._has_content = False
+            self._index = delta.index
+            self._arguments = CallArguments()
         elif delta.index != self._index or self._arguments is None:
             return
         assert self._arguments is not None
@@ -91,6 +93,7 @@ class SoundCalls:
             sound.append(ToolCallDelta(delta.index, delta.call_id, delta.name, piece))
 
     def _end_call(self, sound: list[ReplyDelta]) -> None:
-        arguments, self._arguments = self._arguments, None
+        arguments = self._arguments
+        self._arguments = None
         if arguments is not None and (rest := arguments.finish(is_whole=True)):
             sound.append(ToolCallDelta(self._index, arguments=rest))

@@ -78,7 +78,9 @@ class BlockPainter:
         return number
 
     def _in_cells(self) -> BlockMap:
-        kinds, owners = self._kinds[1:], self._owners[1:]  # without the null block
+        # without the null block
+        kinds = self._kinds[1:]
+        owners = self._owners[1:]
         per_cell = -(-len(kinds) // MAX_CELLS)
         starts = np.arange(0, len(kinds), per_cell)
         sizes = np.diff(np.append(starts, len(kinds)))

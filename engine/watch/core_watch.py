@@ -95,11 +95,13 @@ class LiveFeed:
     def _look(self, viewer: _Viewer) -> _Look:
         now = self._clock.now()
         events, num_left_out = viewer.feed.take()
-        elapsed_s, viewer.looked_s = now - viewer.looked_s, now
+        elapsed_s = now - viewer.looked_s
+        viewer.looked_s = now
         return _Look(now, elapsed_s, events, num_left_out, self._gauges())
 
     def _gauges(self) -> Gauges:
-        counts, pool = self._scheduler.statistics(), self._scheduler.kv.pool
+        counts = self._scheduler.statistics()
+        pool = self._scheduler.kv.pool
         return Gauges(
             running=counts.num_running,
             waiting=counts.num_waiting,
@@ -158,7 +160,8 @@ class LiveFeed:
 
     def _holdings(self, requests: list[OpenRequest]) -> tuple[list[Retention], list[HeldPin]]:
         """All blocks held by these requests and by pins, and the pins that expire first."""
-        kv, pins = self._scheduler.kv, list(self._scheduler.policy.pins())
+        kv = self._scheduler.kv
+        pins = list(self._scheduler.policy.pins())
         holdings = [Retention(pin.job_id, True, kv.blocks_of_pin(pin.pin_id)) for pin in pins]
         holdings += [
             Retention(each.job_id, False, kv.blocks_of_request(each.req_id))

@@ -53,7 +53,10 @@ class Digest:
 
     def take(self, events: Iterable[Watched]) -> None:
         """Takes the next events, in order; discards the results of the last call."""
-        self.totals, self.phases, self.events, self.num_left_out = Totals(), [], [], 0
+        self.totals = Totals()
+        self.phases = []
+        self.events = []
+        self.num_left_out = 0
         for event in events:
             self._take(event)
         self._leave_out()

@@ -49,5 +49,6 @@ class Feed:
     def take(self) -> tuple[list[Watched], int]:
         """Returns the events since the last call, and how many were left out."""
         taken = self._events, self._num_left_out
-        self._events, self._num_left_out = [], 0
+        self._events = []
+        self._num_left_out = 0
         return taken

@@ -61,7 +61,8 @@ class PrefixFinder:
         deltas."""
         if not self.is_on:
             return None
-        rows, last = step.rows[: step.num_uniform], self._last
+        rows = step.rows[: step.num_uniform]
+        last = self._last
         computed = (step.seq_lens - step.query_lens)[: step.num_uniform]
         changed = plan.scheduled_new_reqs or plan.scheduled_cached_reqs.resumed_req_ids
         if (

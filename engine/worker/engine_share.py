@@ -45,7 +45,8 @@ def _visible_gpus(devices: Path) -> list[str]:
 
 
 def _gpus_of(config: EngineConfig, visible: list[str]) -> list[str]:
-    size, num_ranks = config.parallel.num_local, ranks_per_core(config)
+    size = config.parallel.num_local
+    num_ranks = ranks_per_core(config)
     needed = size * num_ranks
     if len(visible) < needed:
         raise ConfigError(

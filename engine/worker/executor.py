@@ -182,7 +182,8 @@ class UniProcExecutor:
 
 
 def _info(loaded: LoadedModel, **more: Any) -> ModelInfo:
-    dtype, pooling = str(loaded.dtype).removeprefix("torch."), loaded.pooling
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    pooling = loaded.pooling
     more["pictures"] = None if loaded.tower is None else loaded.tower.model
     more |= {"max_model_len": loaded.max_model_len, "vocab_size": loaded.vocab_size}
     return ModelInfo(dtype=dtype, pooling=pooling, **more)
@@ -232,7 +233,8 @@ def _choose_sizes(
     num_states = choose_num_states(config, spec, state_bytes, *room)
     num_blocks = choose_num_blocks(config, spec, *room, num_states * state_bytes)
     _, device, _, group = room
-    num_all, max_writes = num_blocks + num_states * state_blocks, max_disk_writes(state_blocks)
+    num_all = num_blocks + num_states * state_blocks
+    max_writes = max_disk_writes(state_blocks)
     num_host_blocks = choose_num_host_blocks(config.cache, spec, device, num_all, group, max_writes)
     return num_blocks, num_states, num_host_blocks
 

@@ -85,7 +85,8 @@ def _budget(
     group: TensorParallelGroup,
 ) -> int:
     """Bytes available for blocks and states together."""
-    cache, available = config.cache, available_bytes(device) // sharers(group, device)
+    cache = config.cache
+    available = available_bytes(device) // sharers(group, device)
     if cache.num_gpu_blocks_override is not None:
         return int(cache.num_gpu_blocks_override * spec.bytes_per_block / (1 - SHARE_OF_STATES))
     if cache.kv_cache_memory_bytes is not None:

@@ -20,9 +20,11 @@ logger = logging.getLogger(__name__)
 def choose_groups(model: CausalModel, cache: CacheConfig) -> tuple[KVCacheGroup, ...]:
     """The KV cache groups of a model's layers, of all stages: grouped by window and chunk, or one group of
     full attention if the user disables hybrid groups."""
-    windows, chunks = model.windows, model.chunks
+    windows = model.windows
+    chunks = model.chunks
     if isinstance(model, Decoder):
-        windows, chunks = model.all_windows, model.all_chunks
+        windows = model.all_windows
+        chunks = model.all_chunks
     groups = groups_of(windows, chunks)
     has_windows = not all(group.is_full for group in groups)
     if has_windows and cache.disable_hybrid_kv_cache_manager:
@@ -52,7 +54,8 @@ def groups_here(model: CausalModel, groups: tuple[KVCacheGroup, ...]) -> tuple[K
 
 def _described(groups: Sequence[KVCacheGroup]) -> str:
     """Returns, for example: 12 layers attend to everything (1 block table), 12 to the last 128 tokens (1)."""
-    layers, tables = Counter[str](), Counter[str]()
+    layers = Counter[str]()
+    tables = Counter[str]()
     for group in groups:
         seen = _seen_by(group)
         layers[seen] += len(group.layers)

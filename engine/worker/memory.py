@@ -16,8 +16,10 @@ import torch
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_MADV_POPULATE_WRITE = 23
+_MADV_COLLAPSE = 25
 _HUGE_PAGE = 2**21
 _POPULATED_AT_ONCE = 32 * 2**20
 _LOWEST_PRIORITY = 19
@@ -112,7 +114,8 @@ def _run_in_background(name: str, work: Callable[[], None]) -> None:
     GIL and takes it again, and a thread that waits for the GIL while the interpreter exits aborts the
     process."""
     thread = threading.Timer(BACKGROUND_DELAY_S, work)
-    thread.name, thread.daemon = name, True
+    thread.name = name
+    thread.daemon = True
     thread.start()
 
 

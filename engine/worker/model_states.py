@@ -78,7 +78,8 @@ def begin_trial(model: CausalModel, query_lens: IntArray, device: torch.device) 
     """Start sequences with separate temporary states, for a trial run whose states are discarded."""
     if not isinstance(model, Decoder) or not model.state_spec.layers:
         return
-    num_states, num_bytes = len(query_lens) + 1, model.state_spec.bytes_per_state
+    num_states = len(query_lens) + 1
+    num_bytes = model.state_spec.bytes_per_state
     pool = StatePool(model.state_spec, torch.zeros(num_states, num_bytes, dtype=torch.uint8, device=device))
     model.use_states(pool)
     sources = np.zeros(len(query_lens), dtype=np.int64)

@@ -40,7 +40,8 @@ def prompt_rows(
 
     ``told``: see ``RequestRows.prompts_told``. ``ids_of(row, first, count)``: ``count`` token ids of a row.
     """
-    found, ends = list[PromptRows](), np.cumsum(step.query_lens)
+    found = list[PromptRows]()
+    ends = np.cumsum(step.query_lens)
     for seq, req_id in enumerate(step.req_ids if told else ()):
         if req_id not in told:
             continue
@@ -63,7 +64,8 @@ def prompt_logprobs(
     """logits [num_rows, vocab_size], of all requests one after another -> by request. ``head``, if given,
     makes the logits from these rows; requests are omitted where it makes none, as on ranks other than the
     first."""
-    found, start = {}, 0
+    found = {}
+    start = 0
     for rows in requests:
         end = start + len(rows.told)
         entries = _of(logits[start:end], rows.told, rows.num_top, head)

@@ -145,7 +145,9 @@ class RequestRows:
         if not writes_first:
             self._exclude_readers(is_uniform, plan, rows, seq_lens)
         order = _shortest_uniform_first(is_uniform, seq_lens)
-        rows, query_lens, seq_lens = rows[order], query_lens[order], seq_lens[order]
+        rows = rows[order]
+        query_lens = query_lens[order]
+        seq_lens = seq_lens[order]
 
         ends = np.cumsum(query_lens)
         seq_of_token = np.repeat(np.arange(len(rows)), query_lens)
@@ -153,7 +155,8 @@ class RequestRows:
         positions = np.arange(ends[-1]) + (seq_lens - ends)[seq_of_token]
         blocks, offsets = np.divmod(positions, self._block_size)
         sample_seqs = np.flatnonzero((seq_lens >= self._num_tokens[rows]) & self._samples)
-        sample_tokens, sample_drafts = ends[sample_seqs] - 1, None
+        sample_tokens = ends[sample_seqs] - 1
+        sample_drafts = None
         if plan.scheduled_spec_decode_tokens:
             num_drafts = (seq_lens - self._num_tokens[rows])[sample_seqs]
             sample_drafts = _counted_up(num_drafts)
@@ -196,7 +199,8 @@ class RequestRows:
 
     def tables_of(self, group: int, rows: IntArray, num_blocks: int) -> IntArray:
         """The first blocks of rows in a KV cache group: [len(rows), num_blocks]"""
-        end, step = num_blocks * self._num_groups, self._num_groups
+        end = num_blocks * self._num_groups
+        step = self._num_groups
         return self.block_tables[rows, group:end:step]
 
     def rows_of(self, req_ids: Sequence[str]) -> IntArray:
@@ -237,7 +241,8 @@ class RequestRows:
         num_full = seq_lens // self._block_size * self._num_groups
         filled: set[int] = set()
         for index in np.flatnonzero(~is_uniform | may_read).tolist():
-            table, start = self.block_tables[rows[index]], num_full_before[index]
+            table = self.block_tables[rows[index]]
+            start = num_full_before[index]
             if may_read[index]:
                 if filled.isdisjoint(table[:start].tolist()):
                     continue

@@ -78,7 +78,8 @@ def export(model: GradientBoostingRegressor) -> Trees:
     right: list[int] = []
     values: list[float] = []
     for estimator in model.estimators_[:, 0]:
-        tree, first = estimator.tree_, len(features)
+        tree = estimator.tree_
+        first = len(features)
         roots.append(first)
         is_leaf = tree.children_left < 0
         features += np.where(is_leaf, LEAF, tree.feature).tolist()

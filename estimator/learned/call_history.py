@@ -113,7 +113,8 @@ class CallHistory:
         row = log_quantiles(curve)
         median = row[MEDIAN]
         row.append(log1p(curve.num_observations))
-        same, every = self._seen.get(key.parts[:PROGRAM_PARTS]), self._seen.get(())
+        same = self._seen.get(key.parts[:PROGRAM_PARTS])
+        every = self._seen.get(())
         row += [0.0, 0.0, 0.0] if same is None else [same.num, same.last - median, same.longest - median]
         row += [0.0, 0.0] if every is None else [every.num, every.last - median]
         row += [float(facts.num_turns), float(facts.num_parallel)]

@@ -62,10 +62,12 @@ class Corrector:
 
     def judge(self, correction: Correction, seconds: float) -> None:
         """Scores the correction of a call that has ended."""
-        log_s, before = log_of(seconds), correction.row
+        log_s = log_of(seconds)
+        before = correction.row
         after = [log + added for log, added in zip(before, correction.logs, strict=False)]
         excess = pinball(log_s, after) - pinball(log_s, before)
-        kind, known = correction.kind, self._excess.get(correction.kind, self._usual)
+        kind = correction.kind
+        known = self._excess.get(correction.kind, self._usual)
         if kind in self._excess or len(self._excess) < MAX_KINDS:
             self._excess[kind] = KEEP * known + excess
 

@@ -46,7 +46,8 @@ class DurationModel(msgspec.Struct, frozen=True, kw_only=True):
     def corrections(self, row: list[float]) -> list[float]:
         """The values to add to the logarithms of the quantiles, adjusted so that the quantiles keep their
         order."""
-        least, corrections = -1e300, []
+        least = -1e300
+        corrections = []
         for before, trees in zip(row, self.trees, strict=False):
             correction = min(max(trees.predict(row), -MAX_CORRECTION), MAX_CORRECTION)
             least = max(least, before + correction)

@@ -33,10 +33,12 @@ def fit_durations(calls: Sequence[PastCall]) -> DurationModel | None:
         return None
     if len(calls) > MAX_CALLS:
         calls = [calls[place * len(calls) // MAX_CALLS] for place in range(MAX_CALLS)]
-    rows, logs = np.array([call.row for call in calls]), np.array([call.log_s for call in calls])
+    rows = np.array([call.row for call in calls])
+    logs = np.array([call.log_s for call in calls])
     before = rows[:, : len(LEVELS)]
     after = _held_out(rows, logs, folds_of([call.group for call in calls], NUM_FOLDS))
-    losses, losses_without = _losses(logs, after), _losses(logs, before)
+    losses = _losses(logs, after)
+    losses_without = _losses(logs, before)
     return DurationModel(
         trees=[export(fit(rows, logs - before[:, place], SIZE, level)) for place, level in enumerate(LEVELS)],
         num_calls=len(calls),
@@ -60,13 +62,15 @@ def _held_out(rows: Array, logs: Array, folds: NDArray[np.int64]) -> Array:
 
 def _losses(logs: Array, quantiles: Array) -> Array:
     """Mean pinball loss of each call over the levels: [num_calls]."""
-    above, levels = logs[:, None] - quantiles, np.array(LEVELS)
+    above = logs[:, None] - quantiles
+    levels = np.array(LEVELS)
     losses: Array = np.maximum(levels * above, (levels - 1) * above).mean(axis=1)
     return losses
 
 
 def _by_kind(kinds: Sequence[str], losses: Array, losses_without: Array) -> list[KindLoss]:
-    found, names = [], np.array(kinds)
+    found = []
+    names = np.array(kinds)
     for kind, num_calls in Counter(kinds).most_common(MAX_KINDS):
         if num_calls >= MIN_OF_KIND:
             at = names == kind

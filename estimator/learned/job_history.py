@@ -107,7 +107,8 @@ class JobHistory:
         self, num_prompt_tokens: int, num_new_tokens: int, gap_s: float, vocabulary: Sequence[str]
     ) -> list[float]:
         """The features of a turn that begins: [len(PLAIN_FEATURES) + len(vocabulary)]."""
-        recent, calls = self.turns[-RECENT:], self._num_calls
+        recent = self.turns[-RECENT:]
+        calls = self._num_calls
         num_recent = len(recent) or 1
         num_output = num_new = 0
         for turn in recent:
@@ -130,7 +131,8 @@ class JobHistory:
 
 def rows_of(job: PastJob, vocabulary: Sequence[str]) -> list[list[float]]:
     """The row of each turn of a job at its beginning."""
-    history, rows = JobHistory(), []
+    history = JobHistory()
+    rows = []
     for turn in job.turns:
         rows.append(history.row(turn.num_prompt_tokens, turn.num_new_tokens, turn.gap_s, vocabulary))
         history.add(turn)
@@ -139,7 +141,8 @@ def rows_of(job: PastJob, vocabulary: Sequence[str]) -> list[list[float]]:
 
 def remaining_work(job: PastJob) -> list[float]:
     """The work that the job still had at the beginning of each turn, that turn included."""
-    remaining, so_far = [], job.later_work
+    remaining = []
+    so_far = job.later_work
     for turn in reversed(job.turns):
         so_far += turn.work
         remaining.append(so_far)

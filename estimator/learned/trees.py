@@ -41,7 +41,10 @@ class Trees(msgspec.Struct, frozen=True):
 
     def predict(self, row: Sequence[float]) -> float:
         """The sum of the leaves that the row (num_features,) reaches, plus the base."""
-        features, thresholds, left, right = self.features, self.thresholds, self.left, self.right
+        features = self.features
+        thresholds = self.thresholds
+        left = self.left
+        right = self.right
         total = self.base
         for node in self.roots:
             while (feature := features[node]) >= 0:

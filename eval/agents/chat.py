@@ -262,7 +262,8 @@ def _connected(
 def _chat(
     arguments: argparse.Namespace, client: ServerClient, root: Path, screen: Screen, runner: asyncio.Runner
 ) -> Chat:
-    temperature, max_tokens = arguments.temperature, arguments.max_tokens
+    temperature = arguments.temperature
+    max_tokens = arguments.max_tokens
     if temperature is None and arguments.base_url is None:
         temperature = 0.0
     if max_tokens is None and arguments.base_url is None and arguments.model is None:

@@ -54,5 +54,6 @@ def _filler(rng: random.Random, task: Task, count: int) -> list[str]:
 def _put_among(rng: random.Random, lines: list[str], others: list[str]) -> list[str]:
     """Mixes both lists and keeps the order of each."""
     places = set(rng.sample(range(len(lines) + len(others)), len(lines)))
-    own, other = iter(lines), iter(others)
+    own = iter(lines)
+    other = iter(others)
     return [next(own if place in places else other) for place in range(len(lines) + len(others))]

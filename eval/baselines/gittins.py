@@ -30,7 +30,8 @@ class GittinsPolicy(ProgramPolicy):
         self._over: dict[str, Stage] = {}
         """The last stage of each job that has ended."""
         self._indices: list[float] = []
-        self._is_outdated, self._refreshed_s = False, -REFRESH_S
+        self._is_outdated = False
+        self._refreshed_s = -REFRESH_S
         """Whether turns have ended since the indices were computed, and when that was."""
         self._waiting: dict[str, Request] = {}
 
@@ -49,7 +50,8 @@ class GittinsPolicy(ProgramPolicy):
 
     def changed_keys(self, now: float) -> Iterable[Request]:
         if self._is_outdated and now - self._refreshed_s >= REFRESH_S:
-            self._is_outdated, self._refreshed_s = False, now
+            self._is_outdated = False
+            self._refreshed_s = now
             self._indices = gittins_indices(self._stages)
             self._changed.extend(self._waiting.values())
         return super().changed_keys(now)

@@ -34,16 +34,19 @@ def gittins_indices(stages: Sequence[Stage]) -> list[float]:
     is merged with those after it while their index is greater.
     """
     num_turns = sum(stage.num_turns for stage in stages)
-    num_ends, all_s = sum(stage.num_last for stage in stages), sum(stage.served_s for stage in stages)
+    num_ends = sum(stage.num_last for stage in stages)
+    all_s = sum(stage.served_s for stage in stages)
     if not num_ends or not all_s:
         return []
-    mean_chance, mean_s = num_ends / num_turns, all_s / num_turns
+    mean_chance = num_ends / num_turns
+    mean_s = all_s / num_turns
     indices = [mean_chance / mean_s]
     behind = [(1.0, mean_s / mean_chance)]
     """Pairs (chance to end, expected seconds) of merged turns; the nearest turns are last."""
     for stage in reversed(stages):
         weight = stage.num_turns + 1
-        chance, seconds = (stage.num_last + mean_chance) / weight, (stage.served_s + mean_s) / weight
+        chance = (stage.num_last + mean_chance) / weight
+        seconds = (stage.served_s + mean_s) / weight
         while behind and behind[-1][0] * seconds > chance * behind[-1][1]:
             next_chance, next_s = behind.pop()
             seconds += (1 - chance) * next_s

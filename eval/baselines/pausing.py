@@ -72,7 +72,8 @@ class PausingPolicy(RetainingPolicy):
         program.is_active = program.pauses_next
 
     def resume(self, program: Program) -> None:
-        program.is_active, program.is_in_host = True, False
+        program.is_active = True
+        program.is_in_host = False
 
     def active(self) -> list[Program]:
         """Returns programs that are not paused and will not be when their turn ends."""
@@ -129,7 +130,8 @@ class PausingPolicy(RetainingPolicy):
         owner = owner_of(request)
         program = self._programs[owner]
         del program.requests[request.request_id]
-        program.num_tokens, program.in_tool_since_s = request.num_tokens, now
+        program.num_tokens = request.num_tokens
+        program.in_tool_since_s = now
         if request.first_scheduled_time is not None:
             program.cycles.append([now - request.first_scheduled_time, 0.0])
         if program.pauses_next:

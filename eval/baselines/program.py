@@ -81,7 +81,8 @@ class ProgramPolicy(FcfsPolicy):
         return (self.program_arrival_s(request),)
 
     def changed_keys(self, now: float) -> Iterable[Request]:
-        changed, self._changed = self._changed, []
+        changed = self._changed
+        self._changed = []
         return changed
 
     def program_arrival_s(self, request: Request) -> float:

@@ -21,7 +21,8 @@ class TlruPolicy(FcfsPolicy):
 
     def __init__(self, context: PolicyContext, tokens: int = 8192) -> None:
         """``tokens``: how many a returning turn may recompute; by default as many as one step computes."""
-        self._block_size, self._tokens = context.block_size, tokens
+        self._block_size = context.block_size
+        self._tokens = tokens
         self._before: list[StalePrefix] = []
         self._ended: list[StalePrefix] = []
 
@@ -36,7 +37,8 @@ class TlruPolicy(FcfsPolicy):
         return None
 
     def changed_keys(self, now: float) -> Iterable[Request]:
-        self._before, self._ended = self._ended, []
+        self._before = self._ended
+        self._ended = []
         return ()
 
     def take_superseded(self) -> Iterable[StalePrefix]:

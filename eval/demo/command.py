@@ -27,7 +27,8 @@ _REPLAY_FLAGS = ("jobs", "max_turns", "max_context_tokens", "hidden_size", "laye
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``continuum demo``."""
     parser.usage = "continuum demo [--flag VALUE ...]"
-    live, replay = LiveDemo(), ReplayDemo()
+    live = LiveDemo()
+    replay = ReplayDemo()
     add = parser.add_argument
     add(
         "--workload",

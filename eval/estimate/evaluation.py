@@ -213,7 +213,8 @@ def _protocol(name: str, forecasts: dict[str, Forecast], seed: int) -> Protocol 
 def _gaps(found: Sequence[LastOfTurn]) -> GapScores | None:
     if not found:
         return None
-    actual, told = np.array([turn.seconds for turn in found]), np.array([turn.told for turn in found])
+    actual = np.array([turn.seconds for turn in found])
+    told = np.array([turn.told for turn in found])
     return GapScores(
         num_turns=len(found),
         pinball_s=float(pinball(actual, told)[:, SHOWN_AT].mean()),

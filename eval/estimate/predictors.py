@@ -132,7 +132,8 @@ class EstimatorQuantiles:
     def fork(self) -> Self:
         # Uses the format of the state file, like a restart: details of other jobs are not needed.
         copy = type(self)()
-        copy._jobs, copy._censoring = self._jobs, self._censoring
+        copy._jobs = self._jobs
+        copy._censoring = self._censoring
         copy._longest_s = self._longest_s
         copy._estimator = restore(snapshot(Learned(self._estimator))).durations
         return copy

@@ -123,9 +123,11 @@ def in_use(make: Make, jobs: Sequence[Played]) -> Forecast:
     A job begins at its recorded arrival, else when the one before it ended. A call that still runs when
     another begins is not known yet. The model's own time is not recorded and left out.
     """
-    forecast, predictor = Forecast(), make()
+    forecast = Forecast()
+    predictor = make()
     for happening in _happenings(jobs):
-        job, calls = happening.job, happening.calls
+        job = happening.job
+        calls = happening.calls
         if happening.begins:
             forecast.note(job, calls, [predictor.predict(call, job.job_id) for call in calls])
         else:

@@ -184,7 +184,9 @@ def _ratio(interval: Interval | None, digits: int = 2) -> str:
 
 def _difference(interval: Interval) -> str:
     """Formats a difference in percentage points."""
-    value, low, high = 100 * interval.value, 100 * interval.low, 100 * interval.high
+    value = 100 * interval.value
+    low = 100 * interval.low
+    high = 100 * interval.high
     return f"{value:+.1f} [{low:+.1f} {high:+.1f}]"
 
 

@@ -81,7 +81,8 @@ def _times(
     jobs: Sequence[Played], estimator: DurationEstimator, cut_off: bool = False
 ) -> tuple[list[int], list[int]]:
     """Nanoseconds of each observation and of each answer."""
-    observe, answer = [], []
+    observe = []
+    answer = []
     for job in jobs:
         for number, call in enumerate(job.calls):
             answer.append(_ns(_median_s, estimator, call.key, job.job_id))

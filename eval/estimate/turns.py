@@ -63,7 +63,8 @@ def score_turns(folds: Sequence[Fold], seed: int) -> TurnScores:
     ends: list[str] = []
     for fold in folds:
         learned = [turn for job in fold.learned for turn in job.turns]
-        outcomes, base = _learned(learned), _base_rates(learned)
+        outcomes = _learned(learned)
+        base = _base_rates(learned)
         for job in fold.held_out:
             rows += [_row(outcomes, turn, base) for turn in job.turns]
             groups += [job.group] * len(job.turns)
@@ -126,7 +127,8 @@ def _scores(table: FloatArray, ends: Sequence[str], resampling: Resampling, note
         axis=1,
     )
     sums, resampled = resampling.sums(losses)
-    num_turns, num_followed = len(table), max(1, int(followed.sum()))
+    num_turns = len(table)
+    num_followed = max(1, int(followed.sum()))
     return TurnScores(
         num_turns=num_turns,
         num_last=int(last.sum()),

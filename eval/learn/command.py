@@ -63,14 +63,17 @@ def run(arguments: argparse.Namespace) -> int:
     files = [file for source in arguments.sources for file in files_of("TRACE|WORKLOAD", source)]
     require_own_files([("--out", arguments.out)], files)
     require_writable(arguments.out)
-    stats, num_gaps = ToolStats(Tuning()), 0
-    past, calls = list[PastJob](), list[PastCall]()
+    stats = ToolStats(Tuning())
+    num_gaps = 0
+    past = list[PastJob]()
+    calls = list[PastCall]()
     for source in arguments.sources:
         jobs = open_workload(source).sample(arguments.jobs, None, limits_from(arguments)).jobs
         past += past_jobs(jobs)
         calls += past_calls(jobs)
         num_gaps += learn_tools(stats, jobs)
-    work, durations = _train(past, "jobs"), _train(calls, "calls")
+    work = _train(past, "jobs")
+    durations = _train(calls, "calls")
     assert not isinstance(work, DurationModel)
     assert not isinstance(durations, WorkModel)
     if work is not None:

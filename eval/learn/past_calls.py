@@ -16,7 +16,8 @@ NUM_FOLDS = 4
 def past_calls(jobs: Sequence[Job]) -> list[PastCall]:
     """Returns each gap as a server that has learned from jobs of other groups would predict it; none if there
     is only one group."""
-    groups, past = groups_of(jobs), list[PastCall]()
+    groups = groups_of(jobs)
+    past = list[PastCall]()
     names = sorted(set(groups))
     fold_of = {name: place % NUM_FOLDS for place, name in enumerate(names)}
     for fold in range(min(NUM_FOLDS, len(names)) if len(names) > 1 else 0):
@@ -31,11 +32,14 @@ def past_calls(jobs: Sequence[Job]) -> list[PastCall]:
 
 def _of_job(job: Job, group: str, state: str) -> list[PastCall]:
     """Returns the gaps of a job, each predicted as if no gap of the job had ended yet."""
-    stats, history, past = ToolStats(Tuning()), CallHistory(), []
+    stats = ToolStats(Tuning())
+    history = CallHistory()
+    past = []
     stats.recall(state)
     clock_s = 0.0
     for number, turn in enumerate(job.turns[:-1]):
-        tools, gap_s = tools_of(turn), turn.gap_s
+        tools = tools_of(turn)
+        gap_s = turn.gap_s
         clock_s += gap_s or 0.0
         if not tools or gap_s is None:
             continue

@@ -25,7 +25,8 @@ def groups_of(jobs: Sequence[Job]) -> list[str]:
 
 def learn_tools(stats: ToolStats, jobs: Sequence[Job]) -> int:
     """Lets ``stats`` observe each gap between two turns, job by job; returns the number of observed gaps."""
-    num_gaps, clock_s = 0, 0.0
+    num_gaps = 0
+    clock_s = 0.0
     for job in jobs:
         for turn, after in zip(job.turns, (*job.turns[1:], None), strict=True):
             tools = tools_of(turn)

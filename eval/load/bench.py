@@ -246,9 +246,11 @@ def run(arguments: argparse.Namespace) -> int:
     require_writable(arguments.json, arguments.html)
     if arguments.html:
         require_plotly()
-    files, names = [], []
+    files = []
+    names = []
     if arguments.against:
-        files, names = [read_results(arguments.against)], [arguments.against.stem]
+        files = [read_results(arguments.against)]
+        names = [arguments.against.stem]
     bench = asyncio.run(run_bench(_options(arguments)))
     files.append(ResultFile(title=bench.result.name, command=_command(arguments), runs=[bench.result]))
     names.append("now")

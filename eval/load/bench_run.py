@@ -348,7 +348,8 @@ def _how_it_went(replay: Replay, kept: Recording | None, interrupted: bool) -> l
             f"resumed: {len(kept.jobs)} jobs are from an earlier part; the server's counters cover only "
             "the later one"
         )
-    ended, planned = replay.progress.jobs_done, replay.progress.num_jobs
+    ended = replay.progress.jobs_done
+    planned = replay.progress.num_jobs
     if replay.num_warmup_jobs and not any(not job.warmup for job in replay.jobs):
         notes.append("the warm-up lasted until the end: NOTHING is counted")
     if interrupted:

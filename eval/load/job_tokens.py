@@ -89,7 +89,8 @@ class JobTokens:
     def _covered(self, index: int, start: int, end: int) -> list[tuple[int, int, Turn]]:
         """Stretches of ``start`` to ``end``, each with the first turn from ``index`` whose blocks hold it."""
         found: list[tuple[int, int, Turn]] = []
-        turns, size = self._job.turns, self._job.block_size
+        turns = self._job.turns
+        size = self._job.block_size
         while start < end:
             turn = turns[index]
             covered = min(size * sum(count for _, count in turn.block_runs), end)

@@ -58,7 +58,9 @@ class Connection:
 
     def __init__(self, base_url: str) -> None:
         address = urlsplit(base_url)
-        self._host, self._port, self._name = address.hostname, address.port, address.netloc
+        self._host = address.hostname
+        self._port = address.port
+        self._name = address.netloc
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     def request(self, method: str, path: str, payload: bytes = b"") -> bytes:

@@ -99,7 +99,8 @@ class ServerMetrics:
 
     def drafts_since(self, before: ServerMetrics) -> VerifiedDrafts | None:
         """Returns the counts of drafts between two readings."""
-        now, then = self.drafts, before.drafts
+        now = self.drafts
+        then = before.drafts
         if now is None or then is None:
             return now
         pairs = zip_longest(now.accepted_by_place, then.accepted_by_place, fillvalue=0)

@@ -50,7 +50,8 @@ async def learn_token_ids(client: ServerClient) -> list[int]:
 
 def _marks(encoded: list[list[int]]) -> set[int]:
     """Returns tokens that a tokenizer adds around every text although special tokens are off."""
-    firsts, lasts = {tokens[0] for tokens in encoded}, {tokens[-1] for tokens in encoded}
+    firsts = {tokens[0] for tokens in encoded}
+    lasts = {tokens[-1] for tokens in encoded}
     return {mark for ends in (firsts, lasts) if len(ends) == 1 for mark in ends}
 
 

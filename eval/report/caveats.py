@@ -89,7 +89,8 @@ def _differences(comparison: Comparison) -> list[str]:
 
 
 def _unlike(series: Series, baseline: Series) -> list[str]:
-    ours, theirs = series.setting, baseline.setting
+    ours = series.setting
+    theirs = baseline.setting
     texts = []
     if ours.workload != theirs.workload:
         told = f"{ours.workload or 'not named'}, not {theirs.workload or 'not named'}"
@@ -113,7 +114,8 @@ def _unlike_loads(loads: list[Load], series: Series, baseline: Series) -> list[s
     """Returns loads that only one series has, and different seeds or numbers of jobs at common ones."""
     at: defaultdict[str, list[str]] = defaultdict(list)
     for load in loads:
-        ours, theirs = series.at(load), baseline.at(load)
+        ours = series.at(load)
+        theirs = baseline.at(load)
         if not ours and not theirs:
             continue
         if not ours or not theirs:
@@ -149,7 +151,8 @@ def _unlike_flags(ours: str, theirs: str) -> list[str]:
         return []
     texts = []
     for flag in sorted({*our_flags, *their_flags} - _TOLD_FLAGS):
-        mine, its = our_flags.get(flag), their_flags.get(flag)
+        mine = our_flags.get(flag)
+        its = their_flags.get(flag)
         if mine is None:
             texts.append(f"without {flag} {its}".rstrip())
         elif its is None:

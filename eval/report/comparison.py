@@ -108,11 +108,13 @@ class Comparison:
         if baseline is series:
             return None
         if series.setting.workload == baseline.setting.workload:
-            before, after = baseline.values(load, figure), series.values(load, figure)
+            before = baseline.values(load, figure)
+            after = series.values(load, figure)
             paired = ratio_interval([(before[key], after[key]) for key in before if key in after])
             if paired is not None:
                 return paired
-        whole, part = self.estimate(baseline, load, figure), self.estimate(series, load, figure)
+        whole = self.estimate(baseline, load, figure)
+        part = self.estimate(series, load, figure)
         return (
             None if whole is None or part is None or whole.value <= 0 else Estimate(part.value / whole.value)
         )

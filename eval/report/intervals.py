@@ -61,7 +61,8 @@ def student_t(degrees: int) -> float:
 
     Uses the angle as the variable, so that the whole range is bounded: t = √degrees · tan θ.
     """
-    low, high = 0.0, math.pi / 2
+    low = 0.0
+    high = math.pi / 2
     for _ in range(60):
         middle = (low + high) / 2
         if _central_probability(degrees, middle) < LEVEL:

@@ -14,7 +14,12 @@ from plotly import graph_objects
 from eval.report.comparison import Comparison, Load
 
 BASE_HEIGHT = 440
-GREY, BLUE, ORANGE, GREEN, RED, OCHRE = "#8a8f98", "#2f80ed", "#e8710a", "#1a9e77", "#d64545", "#c9a100"
+GREY = "#8a8f98"
+BLUE = "#2f80ed"
+ORANGE = "#e8710a"
+GREEN = "#1a9e77"
+RED = "#d64545"
+OCHRE = "#c9a100"
 VIOLET = "#8b5cf6"
 SERIES_COLORS = (GREY, BLUE, ORANGE, GREEN, "#c2459b", VIOLET, OCHRE, "#16a5c5", RED, "#8a6240")
 """Colors of the series, visible on white and on black; the baseline is gray."""

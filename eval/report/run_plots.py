@@ -20,7 +20,9 @@ from eval.report.metrics import RunResult, TurnSpan
 from eval.report.plot_style import BLUE, ORANGE, Plot, Variant, heaviest_first, rounded, styled
 
 MAX_LABEL = 24
-WAITING, RUNNING, TOOL = "waiting", "running", "tool call"
+WAITING = "waiting"
+RUNNING = "running"
+TOOL = "tool call"
 SPAN_COLORS = {WAITING: ORANGE, RUNNING: BLUE, TOOL: "rgba(138,143,152,0.35)"}
 POOL_COLORS = {
     "running": BLUE,

@@ -99,7 +99,8 @@ class Setting:
     def multiple(self, policy: str, base: str = BASELINE) -> float | None:
         """Returns the delay of ``base``, by default vLLM's, over that of the system that ``policy``
         represents; None if it was not published."""
-        one, other = self.system(policy), self.system(base)
+        one = self.system(policy)
+        other = self.system(base)
         if one is None or other is None or one is other:
             return None
         if one.multiple is not None and base == BASELINE:

@@ -47,7 +47,8 @@ def verdict_of(published: float, ours: Estimate, tolerance: float) -> Verdict:
     Of a published difference (beyond NO_DIFFERENCE), at least half must be reproduced, in logarithms:
     otherwise 1.0 would pass for 1.15.
     """
-    wanted, found = math.log(published), math.log(ours.value)
+    wanted = math.log(published)
+    found = math.log(ours.value)
     is_near = abs(found - wanted) <= math.log(tolerance)
     is_there = abs(wanted) <= math.log(NO_DIFFERENCE) or found * math.copysign(1, wanted) >= abs(wanted) / 2
     if is_near and is_there:
@@ -74,7 +75,8 @@ def _cause(point: Point, policy: str, base: str, verdict: Verdict) -> str:
     """Returns the likely cause, with the figures of the runs that show it."""
     if not point.behaviour(BASELINE).is_pressed:
         return _not_short(point)
-    before, own = point.behaviour(base), point.behaviour(policy)
+    before = point.behaviour(base)
+    own = point.behaviour(policy)
     published = point.setting.multiple(policy, base)
     assert published is not None
     order = _order_alone(point, policy) if base == BASELINE else None
@@ -132,7 +134,8 @@ def _why_less(point: Point, policy: str, base: str, published: float) -> list[st
 
 def _own_cause(point: Point, policy: str, base: str) -> str:
     """Describes what a policy did that gained less than published."""
-    own, held = point.behaviour(policy), point.retention_times
+    own = point.behaviour(policy)
+    held = point.retention_times
     if policy == RULE and held is not None and held.zero_share >= MOST:
         return _unpins_at_once(held)
     if not own.pin_shares:

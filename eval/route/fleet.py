@@ -58,7 +58,8 @@ class Fleet:
     def lost(self, index: int) -> bool:
         """Marks a server that does not answer as down; returns False if it was down already."""
         backend = self.backends[index]
-        was_up, backend.is_up = backend.is_up, False
+        was_up = backend.is_up
+        backend.is_up = False
         if was_up:
             say(f"{backend.url} does not answer: its jobs go to other servers.")
         return was_up
@@ -115,7 +116,8 @@ def read_metrics(text: str, load: EngineLoad) -> None:
     usage: list[float] = []
     alone: list[float] = []
     for found in _METRIC.finditer(text):
-        name, value = found["name"], found["value"]
+        name = found["name"]
+        value = found["value"]
         if name in sums:
             sums[name] += _number(value)
         elif name == "continuum:pinned_blocks":
@@ -127,7 +129,8 @@ def read_metrics(text: str, load: EngineLoad) -> None:
         elif name == "vllm:cache_config_info" and (blocks := _NUM_BLOCKS.search(found["labels"] or "")):
             num_blocks += int(_number(blocks[1]))
     load.num_running, load.num_waiting = (int(value) for value in sums.values())
-    load.num_blocks, load.num_pinned_blocks = num_blocks, pinned
+    load.num_blocks = num_blocks
+    load.num_pinned_blocks = pinned
     taken = _mean(usage) + _mean(alone)  # blocks that only pins retain are not in use, yet not free
     load.num_free_blocks = max(0, round(num_blocks * (1 - taken)))
 

@@ -55,7 +55,8 @@ class JobChain:
 
     def turn(self, index: int) -> list[BlockHash]:
         """Hashes of all full blocks of this turn's prompt and output; call in order, once per turn."""
-        job, size = self._job, self._names.block_size
+        job = self._job
+        size = self._names.block_size
         turn = job.turns[index]
         num_blocks = (turn.input_tokens + turn.sampled_tokens) // size
         chain = self._recorded(turn)[:num_blocks]

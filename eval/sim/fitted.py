@@ -237,7 +237,8 @@ def _least_squares(relative: FloatArray, weights: FloatArray) -> FloatArray:
     """Non-negative coefficients with the least weighted sum of squared errors; with so few columns every
     subset of them is tried, and the best without a negative coefficient is the optimum."""
     root = np.sqrt(weights)
-    best, best_error = np.zeros(NUM_COEFFICIENTS), math.inf
+    best = np.zeros(NUM_COEFFICIENTS)
+    best_error = math.inf
     for count in range(1, NUM_COEFFICIENTS + 1):
         for chosen in combinations(range(NUM_COEFFICIENTS), count):
             columns = list(chosen)

@@ -46,7 +46,8 @@ class Foresight:
         return self._jobs[job_id], int(index)
 
     def _sums(self, job: Job) -> list[float]:
-        sums, total_s = [], 0.0
+        sums = []
+        total_s = 0.0
         for turn in reversed(job.turns):
             total_s += self._turn_s(turn)
             sums.append(total_s)

@@ -97,7 +97,9 @@ class RooflineCost:
 
     def _set_rates(self, e: Efficiency) -> None:
         """Sets seconds per unit of each kind of work, for all GPUs together."""
-        gpus, gpu, model = self.tensor_parallel, self.gpu, self.model
+        gpus = self.tensor_parallel
+        gpu = self.gpu
+        model = self.model
         speedup = gpu.fp8_speedup if self.dtype == "fp8" else 1.0
         linear_flops = gpu.flops * speedup * e.linear * gpus
         self._s_per_param_read = self._weight_bytes / (gpu.bandwidth * e.weights * gpus)
@@ -185,7 +187,8 @@ class RooflineCost:
 
     def notes(self) -> list[str]:
         """What is measured and what is assumed, a sentence each, for the report."""
-        gpu, e = self.gpu, self.efficiency
+        gpu = self.gpu
+        e = self.efficiency
         source = "measured" if gpu.measured else "ASSUMED: the published peak times the share an H200 reached"
         left_out = f", without {self.model.left_out}" if self.model.left_out else ""
         reached = (
@@ -234,7 +237,8 @@ def make_cost(
     ``tensor_parallel`` defaults to the fewest GPUs that leave a pool of ENOUGH_KV_TOKENS. ``dtype`` is the
     type of the weights, ``kv_dtype`` that of the KV: bf16 or fp8.
     """
-    shape, hardware = find_model(model), find_gpu(gpu)
+    shape = find_model(model)
+    hardware = find_gpu(gpu)
     degrees = TENSOR_PARALLEL if tensor_parallel is None else (tensor_parallel,)
     costs = [
         RooflineCost(

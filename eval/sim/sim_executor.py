@@ -77,5 +77,6 @@ class SimExecutor:
             if num_computed == known[request_id]:
                 known[request_id] = num_computed + 1
                 sampled.append(request_id)
-        work.num_decodes, work.decode_context_tokens = num_decodes, decode_context
+        work.num_decodes = num_decodes
+        work.decode_context_tokens = decode_context
         return sampled

@@ -200,7 +200,9 @@ class Simulator:
         self._sampler.look(self._events.now)
 
     def _note_engine_times(self, answered: _OpenTurn) -> None:
-        request, record, overhead_s = answered.request, answered.record, self._config.cost.reply_overhead_s
+        request = answered.request
+        record = answered.record
+        overhead_s = self._config.cost.reply_overhead_s
         assert request.first_token_time is not None
         assert request.first_scheduled_time is not None
         record.ttft_s = request.first_token_time + overhead_s - answered.sent_s
@@ -212,7 +214,8 @@ class Simulator:
 
     def _on_reply(self, answered: _OpenTurn) -> None:
         """Handles an answer's arrival at the client: the tools run, or the job is done."""
-        agent, record = answered.agent, answered.record
+        agent = answered.agent
+        record = answered.record
         turn = agent.job.turns[record.turn - 1]
         record.recomputed_tokens = _recomputed(agent.last, record, turn)
         agent.last = record

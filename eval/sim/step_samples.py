@@ -89,7 +89,8 @@ def _overlapping(events: Iterable[TraceEvent]) -> Iterator[StepSample]:
         elif isinstance(event, StepOutput) and event.step in under_way:
             engine.take(event)
             decision, work = under_way.pop(event.step)
-            begin_s, free_at_s = max(decision.now, free_at_s), event.now
+            begin_s = max(decision.now, free_at_s)
+            free_at_s = event.now
             if decision.tokens:
                 yield StepSample(begin_s, event.now - begin_s, work, list(decision.tokens))
 

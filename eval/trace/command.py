@@ -53,7 +53,8 @@ class SubParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self._module is not None:
-            module, self._module = import_module(self._module), None
+            module = import_module(self._module)
+            self._module = None
             module.add_arguments(self)
             self.set_defaults(run_trace=module.run)
         return super().parse_known_args(args, namespace)

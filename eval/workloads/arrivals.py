@@ -27,7 +27,8 @@ class ArrivalKind(StrEnum):
     """A fixed number of jobs at once: a job starts when another one ends."""
 
 
-LEAST_CV, MOST_CV = 0.01, 100.0
+LEAST_CV = 0.01
+MOST_CV = 100.0
 """Limits of bursty arrivals: below they are regular as a clock, above nearly all arrive at once."""
 ARRIVALS = tuple(kind.value for kind in ArrivalKind)
 
@@ -96,7 +97,8 @@ class Arrivals:
                 source = "measured" if not self.recorded_s else "ASSUMED, those of another recording"
                 told = f"{source}, scaled{rate.replace(' at', ' to')}" if rate else source
             case ArrivalKind.CLOSED:
-                told, bound = f"ASSUMED, closed loop of {self.concurrency} jobs", ""
+                told = f"ASSUMED, closed loop of {self.concurrency} jobs"
+                bound = ""
         return f"job arrivals: {told}{bound}"
 
 
@@ -126,7 +128,8 @@ def _recorded(arrivals: Arrivals, jobs: Sequence[Job], rng: random.Random) -> li
     times_s = list(arrivals.recorded_s[: len(jobs)]) if arrivals.recorded_s else _own_times_s(jobs)
     if len(times_s) < len(jobs):
         raise WorkloadError(f"{len(jobs)} jobs, but only {len(times_s)} recorded arrivals.")
-    first_s, last_s = min(times_s, default=0.0), max(times_s, default=0.0)
+    first_s = min(times_s, default=0.0)
+    last_s = max(times_s, default=0.0)
     scale = 1.0
     if arrivals.rate_per_s is not None and last_s > first_s:
         scale = (len(times_s) - 1) / (last_s - first_s) / arrivals.rate_per_s

@@ -163,6 +163,7 @@ def cut(job: Job, num_turns: int) -> tuple[Job, list[str]]:
     """Returns the first turns of a job, and the sub-agents that the removed turns would have started."""
     if num_turns >= len(job.turns):
         return job, []
-    kept, lost = job.turns[:num_turns], job.turns[num_turns - 1 :]
+    kept = job.turns[:num_turns]
+    lost = job.turns[num_turns - 1 :]
     last = replace(kept[-1], gap_kind=GapKind.END, gap_s=None, gap_measured=False, calls=(), spawns=())
     return replace(job, turns=(*kept[:-1], last)), [child for turn in lost for child in turn.spawns]

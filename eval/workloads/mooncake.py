@@ -109,7 +109,8 @@ def _job(session: _Session, source: str) -> Job:
     whole = [row.session_id is None or _begins_with(row, before) for before, row in pairwise(rows)]
     turns: list[Turn] = []
     for index, row in enumerate(rows):
-        input_tokens, prefix_tokens = row.input_length, 0
+        input_tokens = row.input_length
+        prefix_tokens = 0
         if turns and whole[index - 1]:
             prefix_tokens = BLOCK_SIZE * _num_shared(rows[index - 1], row)
         elif turns:

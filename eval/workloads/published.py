@@ -203,7 +203,8 @@ class JobMaker:
         answers = _parts(rng, self._preset.output_share * added * num_turns, num_turns, shape=4.0)
         results = _parts(rng, (1 - self._preset.output_share) * added * num_turns, num_turns - 1, shape=0.7)
         turns: list[Turn] = []
-        context, known = first, 0
+        context = first
+        known = 0
         for index, answer in enumerate(answers):
             turn = Turn(input_tokens=context, prefix_tokens=known, output_tokens=max(1, answer))
             known = context + turn.output_tokens

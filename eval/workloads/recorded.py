@@ -177,9 +177,11 @@ def _turn_ends_s(turns: Sequence[RecordedTurn]) -> list[float]:
 
 def _job(recorded: RecordedJob) -> Job:
     counted = recorded.token_counts is None or "chars" not in recorded.token_counts
-    shared_tokens, shared_prefix = recorded.shared_prefix_tokens, recorded.shared_prefix
+    shared_tokens = recorded.shared_prefix_tokens
+    shared_prefix = recorded.shared_prefix
     if shared_tokens is None and recorded.parent_job is None and recorded.source in SHARED_PREFIX_TOKENS:
-        shared_tokens, shared_prefix = SHARED_PREFIX_TOKENS[recorded.source], recorded.source
+        shared_tokens = SHARED_PREFIX_TOKENS[recorded.source]
+        shared_prefix = recorded.source
     scope = {GLOBAL_SCOPE: recorded.source, FAMILY_SCOPE: FAMILY_SCOPE}
     return Job(
         job_id=recorded.job_id,
@@ -230,9 +232,11 @@ def _gap(recorded: RecordedTurn) -> tuple[float | None, bool]:
     if recorded.gap_kind is GapKind.END:
         return None, False
     if recorded.gap_kind is GapKind.TOOL:
-        measured_s, assumed_s = recorded.tool_s, recorded.tool_s_est
+        measured_s = recorded.tool_s
+        assumed_s = recorded.tool_s_est
     else:
-        measured_s, assumed_s = recorded.other_gap_s, recorded.gap_to_next_request_s
+        measured_s = recorded.other_gap_s
+        assumed_s = recorded.gap_to_next_request_s
     return (assumed_s, False) if measured_s is None else (measured_s, True)
 
 

@@ -43,7 +43,8 @@ class ToolMix:
     @classmethod
     def fit(cls, shapes: Sequence[ToolShape], mean_s: float, sd_s: float, timeout_s: float) -> ToolMix:
         """Bisects for the spread and, inside, for the scale: both moments grow with both."""
-        low, high = 0.0, 8.0
+        low = 0.0
+        high = 8.0
         for _ in range(_STEPS):
             spread = (low + high) / 2
             mix = cls._with_mean(shapes, mean_s, spread, timeout_s)
@@ -59,7 +60,8 @@ class ToolMix:
     def _with_mean(
         cls, shapes: Sequence[ToolShape], mean_s: float, spread: float, timeout_s: float
     ) -> ToolMix:
-        low, high = -60.0, 20.0
+        low = -60.0
+        high = 20.0
         for _ in range(_STEPS):
             middle = (low + high) / 2
             mix = cls(tuple(shapes), math.exp(middle), spread, timeout_s)
@@ -89,7 +91,9 @@ class ToolMix:
         exp(k mu + k^2 sigma^2 / 2) Phi((ln c - mu - k sigma^2) / sigma) + c^k (1 - Phi((ln c - mu) / sigma)):
         the first term is the log-normal's partial expectation (any text on that distribution).
         """
-        mu, sigma, cut = math.log(shape.median_s * self.scale), shape.sigma * self.spread, self.timeout_s
+        mu = math.log(shape.median_s * self.scale)
+        sigma = shape.sigma * self.spread
+        cut = self.timeout_s
         if sigma == 0:
             return min(cut, math.exp(mu)) ** order
         below = _NORMAL.cdf((math.log(cut) - mu - order * sigma**2) / sigma)
@@ -105,5 +109,6 @@ class ToolMix:
     def draw(self, rng: random.Random) -> tuple[ToolShape, float]:
         """Draws a call: its tool and its seconds (to the millisecond)."""
         shape = rng.choices(self.shapes, [shape.share for shape in self.shapes])[0]
-        mu, sigma = math.log(shape.median_s * self.scale), shape.sigma * self.spread
+        mu = math.log(shape.median_s * self.scale)
+        sigma = shape.sigma * self.spread
         return shape, round(min(self.timeout_s, rng.lognormvariate(mu, sigma)), 3)

@@ -89,9 +89,9 @@ def test_what_is_noted_of_a_conversation_can_be_changed(client: openai.OpenAI) -
     ("method", "path", "said_of_it"),
     [
         ("POST", "/v1/responses/compact", "does not compact conversations"),
-        ("GET", "/v1/responses/compact", "no response"),
+        ("GET", "/v1/responses/compact", "not the id of a response"),
         ("GET", "/v1/responses/resp_1", "not stored"),
-        ("GET", "/v1/conversations/resp_1", "no conversation"),
+        ("GET", "/v1/conversations/resp_1", "not the id of a conversation"),
         ("GET", "/v1/conversations/conv_1/items", "not stored"),
         ("POST", "/v1/conversations/conv_1/items", "not stored"),
         ("DELETE", "/v1/conversations/conv_1/items/msg_1", "not stored"),

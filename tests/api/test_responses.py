@@ -692,7 +692,7 @@ def test_a_background_stream_can_be_taken_up_again(client: openai.OpenAI, saying
 def test_events_that_nobody_asked_for_are_not_kept(client: openai.OpenAI, saying: Replies) -> None:
     """Only a streamed background response can be streamed again."""
     answer = client.responses.create(model="tiny", input="hello", extra_body=saying("One."))
-    with pytest.raises(openai.BadRequestError, match="not kept"):
+    with pytest.raises(openai.BadRequestError, match="not stored"):
         client.responses.retrieve(answer.id, stream=True)
 
 

@@ -319,5 +319,5 @@ def test_modules_in_another_order_are_refused(order: tuple[int, ...], tmp_path: 
     path = folder / "modules.json"
     modules = json.loads(path.read_text())
     path.write_text(json.dumps([modules[place] for place in order]))
-    with pytest.raises(ModelLoadError, match="behind"):
+    with pytest.raises(ModelLoadError, match="after"):
         LLM(folder, multiprocess=False).close()

@@ -167,7 +167,7 @@ def test_an_open_message_is_rendered_in_bounds(tokenizer: Tokenizer) -> None:
     documents: dict[str, Any] = {"documents": []}
     ways: list[dict[str, Any]] = [{"continue_final_message": True}, {"chat_template_kwargs": documents}]
     for more in ways:
-        with pytest.raises(RequestError, match="turns"):
+        with pytest.raises(RequestError, match="iterations"):
             tokenizer.chat_text(messages, None, endless, False, **more)
     with pytest.raises(RequestError, match="must not set 'padding'"):
         tokenizer.chat_text(messages, None, endless, chat_template_kwargs={"padding": True})

@@ -142,7 +142,7 @@ def damaged(folder: Path, to: Path, name: str, content: str | None) -> ModelConf
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("config.json", '{"model_type": "other"}', r"tiktoken\.model does not say .* kimi_k2 alone, not of"),
+        ("config.json", '{"model_type": "other"}', r"tiktoken\.model does not say .* kimi_k2, not for"),
         ("config.json", None, r"needs the file .*config\.json"),
         ("config.json", '{"model_type": "kimi_k2", "vocab_size": 300}', r"config\.json, vocab_size is less"),
         ("tokenizer_config.json", None, r"needs the file .*tokenizer_config\.json"),

@@ -11,7 +11,8 @@ fp8 2.6e-2."""
 
 def row_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Returns the largest |found - expected| / |expected| of any row (last axis); NaN if any is."""
-    found, expected = found.double(), expected.double()
+    found = found.double()
+    expected = expected.double()
     difference = (found - expected).norm(dim=-1)
     return float((difference / expected.norm(dim=-1).clamp(min=1e-12)).max())
 

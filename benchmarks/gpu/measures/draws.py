@@ -48,10 +48,12 @@ def _full(bench: Bench, num_rows: int, value: float) -> torch.Tensor:
 
 def _check_distribution(bench: Bench, ops: SamplingOps) -> None:
     """Checks many draws from one distribution, by chi-squared over bins of tokens."""
-    temperature, rows = 0.8, min(_ROWS, bench.sizes.num_draws)
+    temperature = 0.8
+    rows = min(_ROWS, bench.sizes.num_draws)
     logits = _logits(bench, 1, seed=1)
     probabilities = (logits[0].double() / temperature).softmax(dim=-1)
-    same, floors = logits.repeat(rows, 1), _full(bench, rows, float("-inf"))
+    same = logits.repeat(rows, 1)
+    floors = _full(bench, rows, float("-inf"))
     tokens = torch.cat(
         [
             ops.draw(same, _full(bench, rows, temperature), floors, _keys(bench, rows, seed))[0]
@@ -88,7 +90,8 @@ def _check_greedy(bench: Bench, ops: SamplingOps) -> None:
 def _check_filters(bench: Bench, ops: SamplingOps) -> None:
     """Compares the tokens that pass the floors with those that sorting keeps."""
     rows = 2 if bench.sizes.toy else 64
-    logits, where = _logits(bench, rows, seed=3), bench.device.where
+    logits = _logits(bench, rows, seed=3)
+    where = bench.device.where
     steps = torch.arange(rows, device=where)
     temperature = 0.5 + steps / rows
     top_k = torch.where(steps % 3 == 0, logits.shape[1], 1 + 13 * steps).to(torch.int32)

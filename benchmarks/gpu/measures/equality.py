@@ -54,7 +54,8 @@ class Gaps:
 def run(bench: Bench) -> None:
     """Checks the small model in fp32, which has hardly any ties; then both models in the type they are served
     in; then the small model with drafts."""
-    small, large = bench.sizes.small, bench.sizes.large
+    small = bench.sizes.small
+    large = bench.sizes.large
     half = own_dtype(bench)
     for shape, dtype, judge in (
         (small, "float32", _check_exact),
@@ -73,7 +74,8 @@ def run(bench: Bench) -> None:
 
 def _check_drafts(bench: Bench) -> None:
     """Checks the small model in fp32 with drafts."""
-    shape, dtype = bench.sizes.small, "float32"
+    shape = bench.sizes.small
+    dtype = "float32"
     name = f"{shape.name}, {dtype}, with drafts"
     with bench.case(name):
         said = verified_tokens(bench, shape, dtype)
@@ -124,7 +126,8 @@ def _generate(bench: Bench, shape: TimedModel, dtype: str) -> tuple[list[Answer]
         for seed, prompt in enumerate(prompts)
         if len(prompt) >= 2 * sizes.block_size
     ]
-    answers, num_cached = [], 0
+    answers = []
+    num_cached = 0
     with LLM(**options, multiprocess=not sizes.toy) as llm:
         for group in (prompts, again):
             for prompt, output in zip(group, llm.generate(group, params, use_tqdm=False), strict=True):

@@ -24,7 +24,8 @@ def check(bench: Bench) -> None:
 
     toy = bench.sizes.toy
     hidden, inner, num_experts, per_token = (64, 32, 4, 2) if toy else (2048, 768, 128, 8)
-    dtype, ops = (torch.float16 if toy else torch.bfloat16), TritonOps()
+    dtype = torch.float16 if toy else torch.bfloat16
+    ops = TritonOps()
     where = bench.device.where
     generator = torch.Generator(where).manual_seed(0)
     shape = SparseShape(inner, Routing(num_experts, per_token))

@@ -63,8 +63,11 @@ def _check_rope(
     bench: Bench, ops: FusedOps, shape: TimedModel, dtype: torch.dtype, stored: torch.dtype, kind: str
 ) -> None:
     """Checks RoPE, with query and key norms if the family has them; every third token has no slot."""
-    num_tokens, heads, kv_heads = bench.sizes.fused_tokens, shape.num_heads, shape.num_kv_heads
-    where, block_size = bench.device.where, bench.sizes.block_size
+    num_tokens = bench.sizes.fused_tokens
+    heads = shape.num_heads
+    kv_heads = shape.num_kv_heads
+    where = bench.device.where
+    block_size = bench.sizes.block_size
     qkv = _noise(bench, dtype, num_tokens, (heads + 2 * kv_heads) * shape.head_dim)
     q_norm, k_norm = (
         (1 + _noise(bench, dtype, shape.head_dim) / 8, 1 - _noise(bench, dtype, shape.head_dim) / 8)
@@ -78,14 +81,16 @@ def _check_rope(
     pool = torch.zeros(
         num_tokens // block_size + 2, 2, 2, block_size, kv_heads, shape.head_dim, device=where
     ).to(stored)
-    keys, values = pool[:, 1, 0], pool[:, 1, 1]
+    keys = pool[:, 1, 0]
+    values = pool[:, 1, 1]
     scale = _KV_SCALE if stored != dtype else 1.0
     norms = None if q_norm is None or k_norm is None else HeadNorms(q_norm, k_norm, _EPS)
     query = ops.rope_and_write(qkv, table, positions, KVWrite(keys, values, slots, scale), norms)
     wide = qkv.double().view(num_tokens, -1, shape.head_dim)
     q, k, v = torch.split(wide, [heads, kv_heads, kv_heads], dim=1)
     if q_norm is not None and k_norm is not None:
-        q, k = _norm(q, q_norm), _norm(k, k_norm)
+        q = _norm(q, q_norm)
+        k = _norm(k, k_norm)
     bench.check(
         f"RoPE: queries, {kind}", row_error(query, _rotated(q, table, positions)), _limit(bench, dtype)
     )

@@ -24,11 +24,13 @@ def check(bench: Bench) -> None:
 
 def _check_round_trip(bench: Bench) -> None:
     """Stores blocks, reallocates and overwrites them at once; then loads them into other blocks."""
-    count, blocks = bench.sizes.num_copied_blocks, _blocks(bench)
+    count = bench.sizes.num_copied_blocks
+    blocks = _blocks(bench)
     original = blocks[1 : count + 1].clone()
     pool = DeviceHostPool(blocks, count, copy_streams_of(bench.device.where))
     try:
-        own, slots = tuple(range(1, count + 1)), tuple(reversed(range(count)))
+        own = tuple(range(1, count + 1))
+        slots = tuple(reversed(range(count)))
         _step(pool, replace(no_tokens(), kv_stores=BlockCopies(own, slots)))
         overwriting = replace(no_tokens(), scheduled_new_reqs=[_request(own)])
         pool.begin_step(overwriting)

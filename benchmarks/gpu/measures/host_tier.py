@@ -34,7 +34,8 @@ def run(bench: Bench) -> None:
 
 def _visits(bench: Bench) -> tuple[list[Visit], list[Visit]]:
     """Returns visits of new histories and, after each, of the one before: the pool holds one only."""
-    sizes, shape = bench.sizes, bench.sizes.large
+    sizes = bench.sizes
+    shape = bench.sizes.large
     blocks_each = sizes.history // sizes.block_size + 2
     options = engine_options(
         bench,
@@ -45,7 +46,8 @@ def _visits(bench: Bench) -> tuple[list[Visit], list[Visit]]:
         num_gpu_blocks_override=blocks_each + 2,
         num_host_blocks_override=4 * blocks_each,
     )
-    new, returned = [], []
+    new = []
+    returned = []
     with LLM(**options, multiprocess=not sizes.toy) as llm:
         last = _history(bench, seed=0)
         _visit(llm, last)
@@ -79,7 +81,8 @@ def _visit(llm: LLM, history: list[int]) -> Visit:
 
 
 def _report(bench: Bench, computed_s: list[float], reloaded_s: list[float]) -> None:
-    sizes, floors = bench.sizes, bench.floors(bench.sizes.large)
+    sizes = bench.sizes
+    floors = bench.floors(bench.sizes.large)
     name = f"{sizes.large.name}, {sizes.history:,} tokens: "
     bench.figure(
         f"{name}first token after a reload",

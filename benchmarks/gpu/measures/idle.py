@@ -13,7 +13,8 @@ from engine.sampling_params import SamplingParams
 
 def run(bench: Bench) -> None:
     """Runs the whole engine, including the scheduler, with requests that only decode."""
-    sizes, shape = bench.sizes, bench.sizes.large
+    sizes = bench.sizes
+    shape = bench.sizes.large
     num_prompt_steps = -(-sizes.idle_sequences * sizes.idle_prompt // sizes.step_tokens)
     num_warm_up = num_prompt_steps + sizes.num_warm_up_steps
     max_tokens = num_warm_up + sizes.num_warm_up_steps + 4 * sizes.idle_steps

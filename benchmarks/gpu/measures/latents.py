@@ -42,7 +42,8 @@ class _Step:
 
 def check(bench: Bench) -> None:
     """Checks decodes, which our kernel computes, and prompts in the same batch, which torch computes."""
-    few, context = bench.sizes.decode_batches[1], bench.sizes.decode_context
+    few = bench.sizes.decode_batches[1]
+    context = bench.sizes.decode_context
     decodes = [(1, context * (index + 1) // few) for index in range(few)]
     new, cached = bench.sizes.prompt_lengths[1]
     for name, lengths in {
@@ -78,7 +79,8 @@ def _check_case(bench: Bench, name: str, lengths: Sequence[tuple[int, int]]) -> 
 
 
 def _make_step(bench: Bench, sizes: _Sizes, lengths: Sequence[tuple[int, int]], dtype: torch.dtype) -> _Step:
-    where, page = bench.device.where, bench.sizes.block_size
+    where = bench.device.where
+    page = bench.sizes.block_size
     generator = torch.Generator(where).manual_seed(len(lengths))
     query_lens, seq_lens = (np.array(each) for each in zip(*lengths, strict=True))
     blocks_each = -(-seq_lens // page)
@@ -110,7 +112,9 @@ def _make_step(bench: Bench, sizes: _Sizes, lengths: Sequence[tuple[int, int]], 
 
 def _error(step: _Step, found: torch.Tensor, sizes: _Sizes) -> float:
     """Returns the largest error of any row, by the latents that the pool holds now."""
-    page, start, errors = step.pool.shape[3], 0, []
+    page = step.pool.shape[3]
+    start = 0
+    errors = []
     for row, (new, length) in enumerate(zip(step.batch.query_lens, step.batch.seq_lens, strict=True)):
         blocks = torch.from_numpy(step.batch.block_tables[row, : -(-length // page)]).to(step.pool.device)
         latents = step.pool[blocks, _LAYER, 0].flatten(0, 2)[:length].double()

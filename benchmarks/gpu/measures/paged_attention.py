@@ -15,7 +15,8 @@ from engine.worker.gpu.prompt_attention import PromptAttention, select_prompt_at
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
 from engine.worker.gpu.triton_paged import TritonPagedAttention
 
-_NUM_LAYERS, LAYER = 2, 1
+_NUM_LAYERS = 2
+LAYER = 1
 _KV_SCALE = 0.04
 """Scale of fp8 pages: 448 times it exceeds any of the noise."""
 _VERIFIED = 4
@@ -71,7 +72,9 @@ def check(bench: Bench) -> None:
 def variants_of(sizes: Sizes) -> tuple[Variant, ...]:
     """Returns all variants, the plain one first."""
     # Triton's interpreter cannot multiply bf16.
-    half, fp8, window = torch.float16 if sizes.toy else torch.bfloat16, torch.float8_e4m3fn, sizes.window
+    half = torch.float16 if sizes.toy else torch.bfloat16
+    fp8 = torch.float8_e4m3fn
+    window = sizes.window
     name = str(half).removeprefix("torch.")
     return (
         Variant(name=name, dtype=half, stored=half),
@@ -160,7 +163,8 @@ def _sinks(shape: TimedModel, query: torch.Tensor) -> torch.Tensor:
 
 def make_step(bench: Bench, shape: TimedModel, lengths: Lengths, num_uniform: int, variant: Variant) -> Step:
     """Makes random contexts in shuffled blocks; query, key and value are views of one GEMM's output."""
-    where, block_size = bench.device.where, bench.sizes.block_size
+    where = bench.device.where
+    block_size = bench.sizes.block_size
     generator = torch.Generator(where).manual_seed(len(lengths) + sum(lengths[0]))
     blocks_each = [-(-sum(each) // block_size) for each in lengths]
     num_blocks = sum(blocks_each) + 1
@@ -215,7 +219,8 @@ def _check_write(
     attention.begin_device_step(step.batch)
     attention.write(LAYER, step.key, step.value)
     block_size = step.pool.shape[3]
-    blocks, offsets = step.batch.slots // block_size, step.batch.slots % block_size
+    blocks = step.batch.slots // block_size
+    offsets = step.batch.slots % block_size
     errors = [
         row_error(picked(step.pool[:, LAYER, which], blocks, offsets) * variant.kv_scale, expected)
         for which, expected in enumerate((step.key, step.value))

@@ -17,7 +17,8 @@ from engine.worker.models.decoder import Decoder
 
 def reference_model(bench: Bench, shape: TimedModel, dtype: str) -> Any:
     """Returns transformers' model with the engine's random weights, loaded from the same seed."""
-    folder, device = model_folder(bench, shape), bench.device.where
+    folder = model_folder(bench, shape)
+    device = bench.device.where
     options = ModelConfig(model=str(folder), device=device.type, dtype=dtype, load_format="dummy")
     ours = load_model(options).model
     assert isinstance(ours, Decoder)

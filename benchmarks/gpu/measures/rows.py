@@ -17,7 +17,8 @@ _READ_BYTES = 2**30
 def check(bench: Bench) -> None:
     """Checks the linears of the large model's layers, one after the other as in a decode of one sequence."""
     shape = bench.sizes.large
-    heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    heads = shape.num_heads * shape.head_dim
+    kv_heads = shape.num_kv_heads * shape.head_dim
     for name, outputs, inputs in (
         ("qkv", heads + 2 * kv_heads, shape.hidden_size),
         ("output", shape.hidden_size, heads),
@@ -31,7 +32,8 @@ def check(bench: Bench) -> None:
 def _check_linear(bench: Bench, name: str, outputs: int, inputs: int) -> None:
     from engine.worker.gpu.triton_ops import TritonOps
 
-    dtype, where = torch.float16 if bench.sizes.toy else torch.bfloat16, bench.device.where
+    dtype = torch.float16 if bench.sizes.toy else torch.bfloat16
+    where = bench.device.where
     count = 2 if bench.sizes.toy else -(-_READ_BYTES // (outputs * inputs * dtype.itemsize))
     generator = torch.Generator(where).manual_seed(0)
     weights = torch.randn(count, outputs, inputs, generator=generator, device=where, dtype=dtype)

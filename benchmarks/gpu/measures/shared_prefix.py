@@ -47,7 +47,8 @@ def _cases(bench: Bench) -> Iterator[_Case]:
 
 
 def _check_case(bench: Bench, case: _Case) -> None:
-    shape, variant = bench.sizes.large, variants_of(bench.sizes)[0]
+    shape = bench.sizes.large
+    variant = variants_of(bench.sizes)[0]
     lengths = [(1, case.num_shared + case.num_own - 1)] * case.num_seqs
     usual = _with_shared_blocks(make_step(bench, shape, lengths, case.num_seqs, variant), case)
     in_one_pass = _with_pass(usual, case)

@@ -20,7 +20,8 @@ def check(bench: Bench) -> None:
     """Checks the sizes of Qwen3-Next and Granite 4: a decode, prompts, and two that share a source state."""
     from engine.worker.gpu.triton_states import TritonStates
 
-    ops, size = TritonStates(), 16 if bench.sizes.toy else 128
+    ops = TritonStates()
+    size = 16 if bench.sizes.toy else 128
     length = 9 if bench.sizes.toy else 300
     batch = StateBatch(np.array([1, 2, length, length]), np.array([1, 0, 5, 5]), np.array([1, 2, 3, 4]))
     for dtype in (torch.float32, torch.bfloat16):
@@ -54,7 +55,8 @@ def _check(
 
 def _time(bench: Bench, ops: StateOps, size: int) -> None:
     """Times a decode against reading and writing each state once; and a prompt, token after token."""
-    decodes, tokens = bench.sizes.decode_batches[1], bench.sizes.fused_tokens
+    decodes = bench.sizes.decode_batches[1]
+    tokens = bench.sizes.fused_tokens
     slots = np.arange(1, decodes + 1)
     batches = {
         f"{decodes} decodes": StateBatch(np.ones_like(slots), slots, slots),
@@ -96,7 +98,9 @@ def _noise(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
 def _delta_rule(
     batch: StateBatch, dtype: torch.dtype, size: int, num_slots: int = _NUM_SLOTS
 ) -> tuple[torch.Tensor, ...]:
-    tokens, k_heads, v_heads = int(batch.query_lens.sum()), size // 8, size // 4
+    tokens = int(batch.query_lens.sum())
+    k_heads = size // 8
+    v_heads = size // 4
     q, k = (_noise(dtype, tokens, k_heads, size, seed=seed) for seed in (1, 2))
     v = _noise(dtype, tokens, v_heads, size, seed=3)
     g = -_noise(torch.float32, tokens, v_heads).abs()
@@ -107,8 +111,10 @@ def _delta_rule(
 def _scan(
     batch: StateBatch, dtype: torch.dtype, size: int, num_slots: int = _NUM_SLOTS
 ) -> tuple[torch.Tensor, ...]:
-    tokens, heads = int(batch.query_lens.sum()), size // 2
-    x, dt = _noise(dtype, tokens, heads, size // 2), _noise(dtype, tokens, heads, seed=1)
+    tokens = int(batch.query_lens.sum())
+    heads = size // 2
+    x = _noise(dtype, tokens, heads, size // 2)
+    dt = _noise(dtype, tokens, heads, seed=1)
     b, c = (_noise(dtype, tokens, 1, size, seed=seed) for seed in (2, 3))
     a, d, dt_bias = (_noise(torch.float32, heads, seed=seed) for seed in (4, 5, 6))
     return x, dt, -a.exp(), b, c, d, dt_bias, _noise(torch.float32, num_slots, heads, size // 2, size)
@@ -116,5 +122,6 @@ def _scan(
 
 def _conv(batch: StateBatch, dtype: torch.dtype, channels: int) -> tuple[torch.Tensor, ...]:
     x = _noise(dtype, int(batch.query_lens.sum()), channels)
-    weight, bias = _noise(dtype, channels, _CONV_WIDTH), _noise(dtype, channels)
+    weight = _noise(dtype, channels, _CONV_WIDTH)
+    bias = _noise(dtype, channels)
     return x, weight, bias, _noise(dtype, _NUM_SLOTS, channels, _CONV_WIDTH - 1)

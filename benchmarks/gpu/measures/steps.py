@@ -27,7 +27,8 @@ def run(bench: Bench) -> None:
 
 
 def _time_large(bench: Bench) -> None:
-    sizes, shape = bench.sizes, bench.sizes.large
+    sizes = bench.sizes
+    shape = bench.sizes.large
     options = engine_options(
         bench,
         shape,
@@ -56,7 +57,8 @@ def _time_large(bench: Bench) -> None:
 
 def _time_drafts(bench: Bench) -> None:
     """Times the small model at the smaller batches: under load there are no drafts."""
-    sizes, shape = bench.sizes, bench.sizes.small
+    sizes = bench.sizes
+    shape = bench.sizes.small
     batches = sizes.decode_batches[:2]
     options = engine_options(
         bench,
@@ -103,7 +105,8 @@ def _fill_pool(bench: Bench, executor: Executor, planner: Planner) -> None:
 
 def _time_decode(bench: Bench, executor: Executor, planner: Planner, batch: int) -> None:
     """Measures seconds per step while contexts grow through the nominal one."""
-    sizes, shape = bench.sizes, bench.sizes.large
+    sizes = bench.sizes
+    shape = bench.sizes.large
     num_steps = sizes.num_warm_up_steps + (sizes.num_repeats + 1) * sizes.steps_per_repeat
     planner.rewind()
     context = min(sizes.decode_context, planner.longest(batch) - num_steps)
@@ -124,7 +127,8 @@ def _time_decode(bench: Bench, executor: Executor, planner: Planner, batch: int)
 
 def _time_verification(bench: Bench, executor: Executor, planner: Planner, batch: int) -> None:
     """Measures seconds per step with equally many drafts per sequence; waits for each step."""
-    sizes, shape = bench.sizes, bench.sizes.small
+    sizes = bench.sizes
+    shape = bench.sizes.small
     num_steps = sizes.num_warm_up_steps + (sizes.num_repeats + 1) * sizes.steps_per_repeat
     room = num_steps * (1 + _NUM_DRAFTS)
     planner.rewind()

@@ -53,7 +53,8 @@ def made_work(num_requests: int, shortest: int, longest: int, vocab_size: int) -
 
 
 def run(bench: Bench) -> None:
-    sizes, shape = bench.sizes, bench.sizes.small
+    sizes = bench.sizes
+    shape = bench.sizes.small
     work = made_work(sizes.num_requests, sizes.shortest, sizes.longest, shape.vocab_size)
     part = work.first(sizes.num_peer_requests)
     ours_s: list[float] = []
@@ -67,7 +68,8 @@ def run(bench: Bench) -> None:
 
 def _time_ours(bench: Bench, work: Work, part: Work) -> list[float]:
     """Returns the seconds of ``part``; records those of all the work first."""
-    sizes, shape = bench.sizes, bench.sizes.small
+    sizes = bench.sizes
+    shape = bench.sizes.small
     options = engine_options(
         bench,
         shape,

@@ -32,8 +32,10 @@ class VerifiedTokens:
 
 def verified_tokens(bench: Bench, shape: TimedModel, dtype: str) -> VerifiedTokens:
     """Generates greedily from some prompts, with drafts made from the output without drafts."""
-    sizes, num_tokens = bench.sizes, bench.sizes.verified_tokens
-    lengths, room = sizes.equality_prompts, 2 * sizes.verified_tokens + _MOST + 1
+    sizes = bench.sizes
+    num_tokens = bench.sizes.verified_tokens
+    lengths = sizes.equality_prompts
+    room = 2 * sizes.verified_tokens + _MOST + 1
     longest = max(lengths) + room
     options = engine_options(
         bench,
@@ -81,7 +83,9 @@ class _Said:
 def _with_drafts(
     executor: Executor, begun: SchedulerOutput, prompts: list[Tokens], without: _Said, num_tokens: int
 ) -> VerifiedTokens:
-    said, num_drafts, num_accepted = _Said.begin(executor, begun), 0, 0
+    said = _Said.begin(executor, begun)
+    num_drafts = 0
+    num_accepted = 0
     expected = list(without.tokens.values())
     for step in range(num_tokens):
         drafts = dict(_drafts(said, expected, step))

@@ -130,12 +130,14 @@ def read_history(
     out."""
     history = ChatHistory()
     reader = _TextReader(LeftOut() if left_out is None else left_out)
-    new, told = replace(reader, is_new=True), replace(reader, shows=False)
+    new = replace(reader, is_new=True)
+    told = replace(reader, shows=False)
     history.add_system(replace(told, is_new=True).texts(system or [], "system"))
     is_leading = True
     for index, message in enumerate(messages):
         where = f"messages.{index}"
-        role, content = message.get("role"), _blocks(message, where)
+        role = message.get("role")
+        content = _blocks(message, where)
         is_leading = is_leading and role == "system"
         match role:
             case "system" if is_leading:

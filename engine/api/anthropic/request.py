@@ -201,7 +201,8 @@ class MessagesRequest(PromptRequest):
 
     def thinking_budget(self) -> int | None:
         """The maximum number of reasoning tokens: the request's own budget, or a share by its effort."""
-        thinking, output = self.thinking, self.output_config
+        thinking = self.thinking
+        output = self.output_config
         if thinking is not None and thinking.type == "enabled" and thinking.budget_tokens is not None:
             return max(0, thinking.budget_tokens)
         return budget_of_effort(output.effort if output is not None else None, self.max_tokens)
@@ -237,9 +238,11 @@ class MessagesRequest(PromptRequest):
     def _wanted_output(self) -> StructuredOutputsParams | None:
         """The requested output format; ``output_format`` is the field's older name."""
         if self.output_config is not None and self.output_config.format is not None:
-            schema, field = self.output_config.format.json_schema, "output_config.format.schema"
+            schema = self.output_config.format.json_schema
+            field = "output_config.format.schema"
         elif self.output_format is not None:
-            schema, field = self.output_format.json_schema, "output_format.schema"
+            schema = self.output_format.json_schema
+            field = "output_format.schema"
         else:
             return None
         return StructuredOutputsParams(json=schema, asked_in=field)

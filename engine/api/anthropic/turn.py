@@ -194,7 +194,8 @@ class ReplyBlocks:
         """Ends the open block, if any."""
         if self._open is None:
             return
-        index, rest = len(self.content), self._open.close()
+        index = len(self.content)
+        rest = self._open.close()
         if rest is not None:
             yield ContentBlockDelta(index, rest)
         self.content.append(self._open.block())

@@ -96,7 +96,8 @@ class Viewers:
 
     async def _show_all(self) -> None:
         """Polls until there are no viewers, or the server stops."""
-        engine, number = self._server.engine, 0
+        engine = self._server.engine
+        number = 0
         while not self._server.admission.is_closed:
             if not self._viewers:
                 with suppress(EngineDeadError):

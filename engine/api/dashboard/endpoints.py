@@ -66,7 +66,8 @@ async def feed(request: Request) -> Response:
 @endpoint(router, "GET", "/dashboard/jobs/{job_id:path}", operators_only=True)
 async def job(request: Request) -> Response:
     """One job as in ``/v1/jobs``, and its turns; an unknown job is not an error."""
-    engine, job_id = server_of(request).engine, request.path_params["job_id"]
+    engine = server_of(request).engine
+    job_id = request.path_params["job_id"]
     known = await engine.job(job_id) if engine.knows_jobs else None
     return json_response(JobLife(job=known, past_turns=await engine.past_turns(job_id)))
 

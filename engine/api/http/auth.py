@@ -41,10 +41,12 @@ class ApiKeys:
     def find(self, presented: bytes) -> tuple[bool, str | None]:
         """Returns whether the key is valid, and its owner. All keys are compared, whichever matches."""
         digest = _digest(presented)
-        found, owner = False, None
+        found = False
+        owner = None
         for known, name in self._owners:
             if compare_digest(known, digest):
-                found, owner = True, name
+                found = True
+                owner = name
         return found, owner
 
     def find_shown(self, headers: Headers) -> tuple[bool, str | None]:

@@ -16,7 +16,8 @@ from engine.api.http import sse
 from engine.api.http.head import IS_HEAD
 
 CLIENT_CLOSED_REQUEST = 499
-EVENT_S, KEEP_ALIVES = 120.0, 8
+EVENT_S = 120.0
+KEEP_ALIVES = 8
 """A keep-alive that clients count as an event is sent after this many seconds or keep-alives without an
 event, whichever is first."""
 

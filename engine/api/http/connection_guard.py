@@ -101,7 +101,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        guard, number = self._guard, len(self.connections)
+        guard = self._guard
+        number = len(self.connections)
         guard.shares.opened(self)
         if guard.has_room(number):
             guard.shares.rests(self)

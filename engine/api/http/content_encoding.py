@@ -28,7 +28,9 @@ PIECE_BYTES = 256 * 1024
 ENCODINGS = ("gzip", "deflate", "zstd")
 _MAX_WINDOW_LOG = 23
 """The largest zstd window: 8 MiB, which every decoder must support (RFC 8878, 3.1.1.1.2)."""
-_GZIP, _ZLIB, _PLAIN = 31, 15, -15
+_GZIP = 31
+_ZLIB = 15
+_PLAIN = -15
 """Codes of zlib for the container formats."""
 
 

@@ -30,7 +30,8 @@ def http_config(
 ) -> uvicorn.Config:
     """uvicorn's configuration for this application. ``backlog``: connections that may wait to be
     accepted."""
-    limits, tls = config.limits, config.tls
+    limits = config.limits
+    tls = config.tls
     keys = ApiKeys(config.access.api_keys)
     owner_of = keys.owner_shown if keys.names else None
     guard = ConnectionGuard(limits.max_connections, limits.head_timeout_s, owner_of)

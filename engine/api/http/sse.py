@@ -26,7 +26,8 @@ class Frame:
         """``empty``: the payload with an empty list."""
         data = event(empty)
         end = data.rindex(b"]}")
-        self._head, self._tail = data[:end], data[end:]
+        self._head = data[:end]
+        self._tail = data[end:]
 
     def event(self, item: msgspec.Struct) -> bytes:
         """Returns the event with this item."""

@@ -24,7 +24,8 @@ def without_lone_surrogates(text: bytes) -> bytes:
 
 
 def _mended(found: re.Match[bytes]) -> bytes:
-    backslashes, low = found[1], found[2]
+    backslashes = found[1]
+    low = found[2]
     is_escape = len(backslashes) % 2 == 1
     if low is not None:
         return found[0] if is_escape else found[0][: -len(low)] + _REPLACEMENT

@@ -21,7 +21,8 @@ _NOT_HERE = {
 
 def unknown_path_message(scope: Scope, routes: Iterable[APIRoute]) -> str:
     """Returns the message for a path without an endpoint."""
-    path, routes = scope["path"], list(routes)
+    path = scope["path"]
+    routes = list(routes)
     message = f"There is no {_method(scope)} {_shown(path)} here."
     for part, why in _NOT_HERE.items():
         if part in path:

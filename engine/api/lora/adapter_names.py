@@ -30,7 +30,8 @@ class AdapterNames:
             except FileNotFoundError:  # nothing was changed yet
                 return self._known
             if modified != self._modified:
-                self._known, self._modified = _decoder.decode(self._file.read_bytes()), modified
+                self._known = _decoder.decode(self._file.read_bytes())
+                self._modified = modified
         return self._known
 
     def find(self, name: str) -> Adapter | None:

@@ -32,7 +32,8 @@ def _check_object(choice: Mapping[str, Any], names: Sequence[str]) -> None:
         if _name_of(choice) is None:
             raise RequestError("tool_choice must name a function.", "tool_choice.function.name")
         return
-    allowed, where = choice.get("allowed_tools"), "tool_choice.allowed_tools"
+    allowed = choice.get("allowed_tools")
+    where = "tool_choice.allowed_tools"
     if not isinstance(allowed, Mapping) or not isinstance(allowed.get("tools"), list):
         raise RequestError(f"{where}.tools must be a list of tools.", f"{where}.tools")
     if allowed.get("mode") not in ("auto", "required"):

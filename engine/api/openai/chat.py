@@ -112,7 +112,8 @@ class ChatAnswer:
         )
 
     def _choice(self, answer: AnswerOutput) -> ChatChoice:
-        reply, raw = answer.reply, answer.raw
+        reply = answer.reply
+        raw = answer.raw
         calls = [
             ToolCallItem(id=call.call_id, function=FunctionCall(call.name, call.arguments))
             for call in reply.calls

@@ -234,7 +234,8 @@ class CompletionTurn:
         """The logprobs of the answer's new tokens, after those of the prompt if it is repeated."""
         if self._body.logprobs is None:
             return None
-        as_ids, prompt = self._body.return_tokens_as_token_ids, self._latest[prompt_index].prompt_token_ids
+        as_ids = self._body.return_tokens_as_token_ids
+        prompt = self._latest[prompt_index].prompt_token_ids
         echoed = self._echoed_logprobs(prompt_index) if self._body.echoes_logprobs else None
         if index not in self._offsets:
             start = len(self._echoes[prompt_index]) if self._echoes else 0
@@ -244,7 +245,8 @@ class CompletionTurn:
         return own if echoed is None else joined(echoed, own)
 
     def _echoed_logprobs(self, prompt_index: int) -> CompletionLogprobs:
-        output, tokenizer = self._latest[prompt_index], self._server.engine.tokenizer
+        output = self._latest[prompt_index]
+        tokenizer = self._server.engine.tokenizer
         offsets = TextOffsets(token_decoder(tokenizer, self._params, []))
         told = [position for position in output.prompt_logprobs or () if position is not None]
         first = output.prompt_token_ids[0]

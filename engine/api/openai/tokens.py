@@ -51,7 +51,8 @@ async def _tokenized(model: Model, body: TokenizeRequest, owner: str | None) -> 
     def written() -> Response:
         token_text = model.server.engine.tokenizer.token_text
         texts = list(map(token_text, tokens)) if body.return_token_strs else None
-        count, longest = len(tokens), model.server.max_model_len
+        count = len(tokens)
+        longest = model.server.max_model_len
         return json_response(
             TokenizeResponse(count=count, max_model_len=longest, tokens=tokens, token_strs=texts)
         )

@@ -49,7 +49,8 @@ async def list_conversation_items(request: Request) -> HttpResponse:
 async def create_conversation_items(request: Request) -> HttpResponse:
     """Appends items to a conversation."""
     body = await read_body(request, ItemsRequest)
-    keeper, conversation_id = keeper_of(request), request.path_params["conversation_id"]
+    keeper = keeper_of(request)
+    conversation_id = request.path_params["conversation_id"]
     added_by = new_response_id()
     async with held(keeper, conversation_id, added_by):
         chain = await chain_of(keeper, conversation_id)
@@ -76,7 +77,8 @@ async def retrieve_conversation_item(request: Request) -> HttpResponse:
 @endpoint(router, "DELETE", "/v1/conversations/{conversation_id}/items/{item_id}")
 async def delete_conversation_item(request: Request) -> HttpResponse:
     """Deletes one item of a conversation."""
-    keeper, conversation_id = keeper_of(request), request.path_params["conversation_id"]
+    keeper = keeper_of(request)
+    conversation_id = request.path_params["conversation_id"]
     item_id = request.path_params["item_id"]
     async with held(keeper, conversation_id, new_response_id()):
         chain = await chain_of(keeper, conversation_id)

@@ -76,7 +76,8 @@ async def retrieve_conversation(request: Request) -> HttpResponse:
 async def update_conversation(request: Request) -> HttpResponse:
     """Replaces the metadata of a conversation."""
     body = await read_body(request, MetadataRequest)
-    keeper, conversation_id = keeper_of(request), request.path_params["conversation_id"]
+    keeper = keeper_of(request)
+    conversation_id = request.path_params["conversation_id"]
     async with held(keeper, conversation_id, new_response_id()):
         chain = await chain_of(keeper, conversation_id)
         stored = await keeper.find(chain[0].response.id)
@@ -93,7 +94,8 @@ async def delete_conversation(request: Request) -> HttpResponse:
     for stored in chain:
         await keeper.store.delete(stored.response.id)
     deleted = described(chain[0].response)
-    deleted.object, deleted.deleted = "conversation.deleted", True
+    deleted.object = "conversation.deleted"
+    deleted.deleted = True
     return json_response(deleted)
 
 

@@ -120,7 +120,8 @@ async def compact(request: Request) -> HttpResponse:
 @endpoint(router, "GET", "/v1/responses/{response_id}")
 async def retrieve_response(request: Request) -> HttpResponse:
     """Returns the state of a response, or its events from ``starting_after`` on."""
-    keeper, response_id = keeper_of(request), request.path_params["response_id"]
+    keeper = keeper_of(request)
+    response_id = request.path_params["response_id"]
     stored = await keeper.find(response_id)
     if request.query_params.get("stream", "").lower() not in ("true", "1"):
         return json_response(stored.response)
@@ -131,7 +132,8 @@ async def retrieve_response(request: Request) -> HttpResponse:
 @endpoint(router, "POST", "/v1/responses/{response_id}/cancel")
 async def cancel_response(request: Request) -> HttpResponse:
     """Cancels a background response; one that has ended stays unchanged."""
-    keeper, response_id = keeper_of(request), request.path_params["response_id"]
+    keeper = keeper_of(request)
+    response_id = request.path_params["response_id"]
     stored = await keeper.find(response_id)
     if not stored.response.background:
         raise RequestError("Only background responses can be cancelled; for others, close the connection.")
@@ -155,7 +157,8 @@ async def _ended(keeper: ResponseKeeper, response_id: str) -> StoredResponse:
 @endpoint(router, "DELETE", "/v1/responses/{response_id}")
 async def delete_response(request: Request) -> HttpResponse:
     """Deletes a response. A running background response is cancelled."""
-    keeper, response_id = keeper_of(request), request.path_params["response_id"]
+    keeper = keeper_of(request)
+    response_id = request.path_params["response_id"]
     await keeper.find(response_id)
     await keeper.store.delete(response_id)
     keeper.turns.forget(response_id)
@@ -166,6 +169,7 @@ async def delete_response(request: Request) -> HttpResponse:
 @endpoint(router, "GET", "/v1/responses/{response_id}/input_items")
 async def list_input_items(request: Request) -> HttpResponse:
     """Lists the input items of a response, including those of earlier turns; by default newest first."""
-    keeper, response_id = keeper_of(request), request.path_params["response_id"]
+    keeper = keeper_of(request)
+    response_id = request.path_params["response_id"]
     items = stored_items(await keeper.store.chain(response_id, "response_id"))
     return json_response(page_of(request, items))

@@ -83,7 +83,8 @@ async def load_history(
         raise RequestError(f"input has {len(items)} items; at most {MAX_ITEMS} are taken.", "input")
     own = [await _resolved(store, item, f"input[{index}]") for index, item in enumerate(items)]
     history = History(own=list(with_ids(own, response_id)))
-    previous, field_at_fault = body.previous_response_id, "previous_response_id"
+    previous = body.previous_response_id
+    field_at_fault = "previous_response_id"
     if (named := body.conversation_name) is not None:
         previous, field_at_fault = await store.newest(named), "conversation"
         if previous is None:
@@ -93,7 +94,8 @@ async def load_history(
     known = None if turns is None else turns.get(previous)
     tip = None if known is None else await store.tip(previous, known.earlier)
     if tip is not None:
-        history.before, history.known = [tip], known
+        history.before = [tip]
+        history.known = known
     else:
         history.before = await _chain(store, previous, field_at_fault)
     return history

@@ -166,7 +166,8 @@ class MessageList:
         if role not in _ROLES:
             raise RequestError(f"{where}.role must be one of {', '.join(_ROLES)}.", f"{where}.role")
         is_new = is_new and role == "user"
-        content, place = item.get("content"), f"{where}.content"
+        content = item.get("content")
+        place = f"{where}.content"
         text = self._text(content, place, is_new=is_new, shows=role == "user")
         if role != "assistant":
             self._tell(role, text)

@@ -125,7 +125,8 @@ def known_turn(
     prompt = last.output.prompt_token_ids
     num_replies, num_results = counts_in(messages.messages)
     if known is not None:
-        num_replies, num_results = num_replies + known.num_replies, num_results + known.num_results
+        num_replies = num_replies + known.num_replies
+        num_results = num_results + known.num_results
     return KnownTurn(
         prompt=PromptSoFar(
             turn_id=conversation.request_id,

@@ -105,7 +105,8 @@ class MemoryStore:
         return sum(part.num_bytes for part in self._parts.values())
 
     async def put(self, stored: StoredResponse) -> None:
-        response_id, conversation_id = stored.response.id, conversation_of(stored)
+        response_id = stored.response.id
+        conversation_id = conversation_of(stored)
         before = self._own.remove(response_id)
         entry = _Entry(
             encoded(stored),
@@ -187,7 +188,8 @@ class MemoryStore:
         return entry is not None and not entry.is_cancelled
 
     async def lock(self, conversation_id: str, response_id: str) -> bool:
-        now, own = self._clock(), self._own
+        now = self._clock()
+        own = self._own
         own.locks = {name: lock for name, lock in own.locks.items() if lock.alive_until >= now}
         if any(lock.conversation_id == conversation_id for lock in own.locks.values()):
             return False

@@ -91,7 +91,8 @@ class Reply:
         kind: object = delta.index if isinstance(delta, ToolCallDelta) else type(delta)
         events = [] if kind == self._kind else self._switch(delta, kind)
         assert self._open is not None
-        logprobs, self._logprobs = self._logprobs, []
+        logprobs = self._logprobs
+        self._logprobs = []
         match delta:
             case ContentDelta(text):
                 events += self._open.add(text, logprobs)
@@ -111,7 +112,8 @@ class Reply:
                 return events + self._begin(kind, self._call(delta))
 
     def _begin(self, kind: object, item: _OpenItem) -> list[Event]:
-        self._open, self._kind = item, kind
+        self._open = item
+        self._kind = kind
         return item.begin()
 
     def _close(self, status: ItemStatus) -> list[Event]:
@@ -121,7 +123,8 @@ class Reply:
         done = events[-1]
         assert isinstance(done, OutputItemDone)
         self.items.append(done.item)
-        self._open, self._kind = None, None
+        self._open = None
+        self._kind = None
         return events
 
     def _id(self, prefix: str) -> str:
@@ -136,7 +139,8 @@ class Reply:
     def _call(self, delta: ToolCallDelta) -> _OpenItem:
         assert delta.name is not None
         assert delta.call_id is not None
-        tool, index = self._tools.find(delta.name), len(self.items)
+        tool = self._tools.find(delta.name)
+        index = len(self.items)
         namespace = UNSET if tool.namespace is None else tool.namespace
         if tool.is_custom:
             custom = CustomCallItem(

@@ -31,7 +31,8 @@ from engine.api.openai_responses.store import (
 
 T = TypeVar("T")
 
-LOCK_TIMEOUT_S, LOCK_POLL_S = 30.0, 0.01
+LOCK_TIMEOUT_S = 30.0
+LOCK_POLL_S = 0.01
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -174,11 +175,13 @@ class SqliteStore:
         return await asyncio.to_thread(run)
 
     def _put(self, stored: StoredResponse) -> None:
-        key, named = self._key(stored.response.id), conversation_of(stored)
+        key = self._key(stored.response.id)
+        named = conversation_of(stored)
         previous = None if stored.previous_id is None else self._key(stored.previous_id)
         conversation = None if named is None else self._key(named)
         data = encoded(stored)
-        alive_until, now = alive_until_of(stored, self._clock()), time.monotonic_ns()
+        alive_until = alive_until_of(stored, self._clock())
+        now = time.monotonic_ns()
         self._db.execute(_PUT, (key, previous, conversation, len(data), now, alive_until, self._owner or ""))
         self._db.execute("INSERT OR REPLACE INTO bodies VALUES (?, ?)", (key, data))
         if conversation is not None and goes_on_from(stored):
@@ -261,7 +264,8 @@ class SqliteStore:
         self._db.execute("UPDATE responses SET cancelled = 1 WHERE id = ?", (self._key(response_id),))
 
     def _renew(self, response_id: str) -> bool:
-        alive_until, key = self._clock() + RENEWED_FOR_S, self._key(response_id)
+        alive_until = self._clock() + RENEWED_FOR_S
+        key = self._key(response_id)
         self._db.execute("UPDATE locks SET alive_until = ? WHERE response = ?", (alive_until, key))
         row = self._db.execute(_RENEW, (alive_until, key)).fetchone()
         return row is not None and not row[0]

@@ -217,7 +217,8 @@ class Tools:
 
     def _chosen(self, choice: Mapping[str, Any], where: str) -> str:
         """The shown name of the tool that a choice names."""
-        name, namespace = choice.get("name"), choice.get("namespace")
+        name = choice.get("name")
+        namespace = choice.get("namespace")
         for tool in self.names.values():
             if tool.name == name and (namespace is None or tool.namespace == namespace):
                 return tool.shown
@@ -274,7 +275,8 @@ def _format_note(form: object, where: str) -> str:
         raise RequestError(f"{where}.type must be 'text' or 'grammar'.", f"{where}.type")
     if kind == "text":
         return ""
-    syntax, definition = form.get("syntax"), form.get("definition")
+    syntax = form.get("syntax")
+    definition = form.get("definition")
     if syntax not in ("lark", "regex") or not isinstance(definition, str):
         raise RequestError(f"{where} must have a definition, and 'lark' or 'regex' as syntax.", where)
     what = "Lark grammar" if syntax == "lark" else "regular expression"

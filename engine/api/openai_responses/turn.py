@@ -109,7 +109,8 @@ class ResponseTurn:
 
         RequestError for errors found before the engine receives it.
         """
-        named, response_id = body.conversation_name, new_response_id()
+        named = body.conversation_name
+        response_id = new_response_id()
         lock = None if named is None else await ConversationLock.take(asker.store, named, response_id)
         try:
             history = await load_history(asker.store, body, response_id, asker.turns)
@@ -138,7 +139,9 @@ class ResponseTurn:
 
     def _read(self, headers: Mapping[str, str], response_id: str) -> Conversation:
         """Builds the conversation, independent of the API."""
-        body, previous, known = self._body, self._history.previous, self._history.known
+        body = self._body
+        previous = self._history.previous
+        known = self._history.known
         left_out = self._model.server.left_out()
         messages = self._history.messages(body.instructions, left_out)
         if not messages.messages:
@@ -178,7 +181,8 @@ class ResponseTurn:
 
     async def _continue(self, known: KnownTurn) -> bool:
         """Makes the prompt append to the previous turn; False if it must be rendered as a whole."""
-        conversation, tokens = self._conversation, None
+        conversation = self._conversation
+        tokens = None
         is_text = not (self._messages.tools or conversation.has_pictures)
         if is_text and known.asked == self._asked():
             owner = conversation.context.owner
@@ -194,7 +198,8 @@ class ResponseTurn:
         return asked_of(self._conversation, self._body.instructions, self._model.name)
 
     def _blank(self, response_id: str) -> Response:
-        body, params = self._body, self._conversation.params
+        body = self._body
+        params = self._conversation.params
         named = body.conversation_name
         return Response(
             id=response_id,
@@ -353,7 +358,8 @@ class ResponseTurn:
     async def _diagnose(self, last: TurnOutput) -> PromptCacheDiagnostics | UnsetType:
         """Diagnoses why the prompt named for comparison was not reused, if one is named. Keeps this prompt
         for later."""
-        conversation, compared = self._conversation, self._body.compared_with
+        conversation = self._conversation
+        compared = self._body.compared_with
         told: PromptCacheDiagnostics | UnsetType = UNSET
         if compared is not None:
             earlier = await self._diagnostics.earlier(compared)
@@ -419,7 +425,8 @@ class ResponseTurn:
     async def _keep(self, receipt: TurnReceipt | None = None) -> None:
         if not self._body.keeps:
             return
-        previous, job = self._history.previous, self._conversation.context.job
+        previous = self._history.previous
+        job = self._conversation.context.job
         job_id = job.job_id if job is not None else None
         stored = StoredResponse(
             response=self.response,

@@ -125,7 +125,8 @@ def _engine_with_jobs(request: Request) -> AsyncLLM:
 
 async def _job(request: Request) -> JobStatus:
     """Returns the job that the path names: of the key's owner, or of any owner for a key without a name."""
-    engine, job_id = _engine_with_jobs(request), request.path_params["job_id"]
+    engine = _engine_with_jobs(request)
+    job_id = request.path_params["job_id"]
     own_id = owned_id(request.headers, job_id)
     job = await engine.job(own_id)
     if job is None and owner_of(request.headers) is None and own_id != job_id:

@@ -140,7 +140,8 @@ async def resume(request: Request) -> Response:
 async def sleep(request: Request) -> Response:
     """Frees memory once running requests have ended: ``level=1`` that of the KV pool, ``level=2`` that of the
     weights, too. New requests are accepted and wait for ``/wake_up``."""
-    level, mode = request.query_params.get("level", "1"), request.query_params.get("mode", "wait")
+    level = request.query_params.get("level", "1")
+    mode = request.query_params.get("mode", "wait")
     if level not in ("1", "2"):
         raise RequestError(f"level must be 1 or 2, got {level[:40]!r}.", "level")
     if mode != "wait":
@@ -198,7 +199,8 @@ async def engines(request: Request) -> Response:
 async def drain(request: Request) -> Response:
     """Drains the core ``engine``: it takes no new requests, finishes its own, and its jobs move to other
     cores; ``off=true`` ends that. It is idle when ``/engines`` reports no open requests for it."""
-    number, off = request.query_params.get("engine", ""), request.query_params.get("off", "false")
+    number = request.query_params.get("engine", "")
+    off = request.query_params.get("off", "false")
     if not number.isdecimal() or len(number) > MAX_DIGITS:
         raise RequestError(f"engine must be the number of an engine core, got {number[:40]!r}.", "engine")
     if off not in ("true", "false"):

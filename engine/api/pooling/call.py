@@ -53,8 +53,10 @@ class PoolingCall:
         if body.messages is not None:
             chat = await self._chat(body, body.messages)
             return await self._run(lambda: [(chat, params)])
-        inputs, given = self._inputs(), body.inputs()
-        limit, prefix = inputs.limit(body.truncate_prompt_tokens), inputs.prefix(body.prompt_name)
+        inputs = self._inputs()
+        given = body.inputs()
+        limit = inputs.limit(body.truncate_prompt_tokens)
+        prefix = inputs.prefix(body.prompt_name)
 
         def asked() -> list[Asked]:
             return [
@@ -72,7 +74,8 @@ class PoolingCall:
     async def _chat(self, body: InputBody, messages: list[Message]) -> list[int]:
         """Tokenizes a chat with the model's template. It is not truncated, since the pooled token may be its
         last."""
-        limit, left_out = self._inputs().limit(body.truncate_prompt_tokens), self.model.server.left_out()
+        limit = self._inputs().limit(body.truncate_prompt_tokens)
+        left_out = self.model.server.left_out()
         chat = ChatPrompt(
             messages=texts_only(messages, left_out),
             pictures=left_out.pictures,
@@ -99,7 +102,8 @@ class PoolingCall:
         if "embed" in self.about.tasks:
             return await self._cosines(firsts, seconds, names[1])
         check_scores(self.about.is_cross_encoder, self.about.size)
-        params, inputs = self._body.params("classify").checked(self.about), self._inputs()
+        params = self._body.params("classify").checked(self.about)
+        inputs = self._inputs()
         limit = inputs.limit(self._body.truncate_prompt_tokens)
 
         def asked() -> list[Asked]:
@@ -119,8 +123,10 @@ class PoolingCall:
     async def _cosines(self, firsts: list[str], seconds: list[str], field: str) -> list[float]:
         """The cosines of the embeddings; each text is embedded once."""
         texts = list(dict.fromkeys([*firsts, *seconds]))
-        params, inputs = self._body.params("embed").checked(self.about), self._inputs()
-        limit, prefix = inputs.limit(self._body.truncate_prompt_tokens), inputs.prefix(None)
+        params = self._body.params("embed").checked(self.about)
+        inputs = self._inputs()
+        limit = inputs.limit(self._body.truncate_prompt_tokens)
+        prefix = inputs.prefix(None)
 
         def asked() -> list[Asked]:
             return [(inputs.encode(text, limit, prefix=prefix, field=field), params) for text in texts]

@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 
 PARENT_GOES_WITHIN_S = 2.0
 
-READY, FAILED = b"R", b"F"
+READY = b"R"
+FAILED = b"F"
 """First byte of the report to the parent; FAILED is followed by an EngineStartFailed."""
 
 

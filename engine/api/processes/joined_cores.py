@@ -105,7 +105,8 @@ class JoinedCores:
 
     def _attached(self, group: CoreGroupClient, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
-            early, self._early = self._early, []
+            early = self._early
+            self._early = []
         for news in early:
             loop.call_soon(news, group)
 

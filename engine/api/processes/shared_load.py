@@ -22,7 +22,8 @@ class Tally(IntEnum):
     """Viewers of the dashboard."""
 
 
-NAMED_SHARES, OTHER_SHARES = 256, 256
+NAMED_SHARES = 256
+OTHER_SHARES = 256
 """Number of shares: for owners of keys, and for other tenants by hash."""
 _SHARES = NAMED_SHARES + OTHER_SHARES
 _SHARED = (Tally.QUEUED_REQS, Tally.QUEUED_TOKENS)

@@ -62,7 +62,8 @@ class LeftOut:
 
     def part(self, part: Part, where: str) -> str:
         """Notes a part that is left out, and returns its placeholder text."""
-        text, what = text_of_resource(part), describe_part(part)
+        text = text_of_resource(part)
+        what = describe_part(part)
         if text is not None:
             return text
         self.add(where, what)

@@ -107,7 +107,9 @@ class PromptPictures:
         content, because pictures of the same size have the same tokens."""
         if not self._shown:
             return token_ids
-        model, named, start = self._reader.model, list(token_ids), 0
+        model = self._reader.model
+        named = list(token_ids)
+        start = 0
         for picture in self._shown:
             start = named.index(model.token_id, start)
             length = model.num_tokens(picture.height, picture.width)
@@ -127,7 +129,8 @@ class PromptPictures:
 
     def _without_oldest(self, asked: list[_Asked]) -> list[_Asked]:
         """Returns those to show, of too many not the oldest. RequestError if there are too many new ones."""
-        limit, num_new = self._reader.model.max_pictures, sum(each.is_new for each in asked)
+        limit = self._reader.model.max_pictures
+        num_new = sum(each.is_new for each in asked)
         if num_new > limit:
             where = next(each.where for each in asked if each.is_new)
             raise RequestError(

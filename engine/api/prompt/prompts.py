@@ -192,7 +192,8 @@ class Prompts:
         return normal if self._call_ids is None else with_native_ids(normal, self._call_ids)
 
     def _render(self, chat: ChatPrompt, num_pictures: int, messages: list[Message]) -> str:
-        template, tools = chat.chat_template or self._chat_template, chat.tools
+        template = chat.chat_template or self._chat_template
+        tools = chat.tools
 
         def render(shown: list[Message]) -> str:
             return self._tokenizer.chat_text(
@@ -210,7 +211,8 @@ class Prompts:
             return render(messages)
         if chat.pictures is not None:
             messages = chat.pictures.resolved(messages)
-        messages, tools = placeholders.blind(messages), placeholders.blind(tools)
+        messages = placeholders.blind(messages)
+        tools = placeholders.blind(tools)
         in_parts = self._tokenizer.reads_parts(template, tools, self._content_format)
         return placeholders.rendered(messages, num_pictures, render, in_parts=in_parts)
 

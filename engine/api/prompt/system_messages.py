@@ -44,7 +44,8 @@ class _Placing:
         return self._placed
 
     def _add_system(self, message: Message) -> None:
-        text, last = message["content"], self._placed[-1] if self._placed else None
+        text = message["content"]
+        last = self._placed[-1] if self._placed else None
         if last is None:
             self._placed.append(message)
         elif not text:

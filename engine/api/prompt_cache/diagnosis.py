@@ -48,7 +48,8 @@ def diagnose(
     def in_blocks(num_tokens: int) -> int:
         return min(num_tokens, len(token_ids) - 1) // block_size * block_size
 
-    reusable, num_shared = in_blocks(earlier.num_tokens), earlier.num_shared(token_ids)
+    reusable = in_blocks(earlier.num_tokens)
+    num_shared = earlier.num_shared(token_ids)
     if cached_tokens >= reusable:
         return Diagnosis("hit")
     changed = earlier.changed(now)

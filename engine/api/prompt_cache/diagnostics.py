@@ -56,5 +56,6 @@ class CacheDiagnostics:
 
 def _tokens(conversation: Conversation, turn: TurnOutput) -> list[int]:
     """The prompt's tokens, with different pictures distinguished."""
-    token_ids, pictures = turn.output.prompt_token_ids, conversation.pictures
+    token_ids = turn.output.prompt_token_ids
+    pictures = conversation.pictures
     return token_ids if pictures is None else pictures.named_tokens(token_ids)

@@ -75,8 +75,10 @@ class PromptPrint:
         full_marks: list[bytes] = []
         so_far = blake2b(digest_size=HASH_BYTES)
         if before is not None:
-            parts, messages = before.fingerprint.parts, before.fingerprint.messages + messages
-            full_marks, so_far = list(before._full_marks), before._so_far.copy()
+            parts = before.fingerprint.parts
+            messages = before.fingerprint.messages + messages
+            full_marks = list(before._full_marks)
+            so_far = before._so_far.copy()
         else:
             parts = _parts(conversation, model_name)
         num_marked = len(full_marks) * STRIDE

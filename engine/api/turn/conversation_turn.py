@@ -121,8 +121,10 @@ class ConversationTurn:
         self, owner: str | None, lease: PictureLease | None
     ) -> tuple[list[int], RequestContext]:
         """Returns the prompt's tokens, and the context with the counts of its messages and its pictures."""
-        conversation, continued = self._conversation, self._conversation.continued
-        context, messages = conversation.context, conversation.messages
+        conversation = self._conversation
+        continued = self._conversation.continued
+        context = conversation.context
+        messages = conversation.messages
         if continued is not None:
             before = (continued.num_replies, continued.num_results)
             return continued.token_ids, with_history(context, messages, before=before)
@@ -140,8 +142,10 @@ class ConversationTurn:
     def _grammar(self, prompt_tail: str) -> ReplyGrammar | None:
         """Returns the grammar that the reply must follow, for forced calls or for the requested output
         format."""
-        conversation, params = self._conversation, self._conversation.params
-        choice, asked = conversation.tool_choice, params.structured_outputs
+        conversation = self._conversation
+        params = self._conversation.params
+        choice = conversation.tool_choice
+        asked = params.structured_outputs
         forced = choice == "required" or isinstance(choice, NamedTool)
         if params.replay_token_ids is not None:
             return None
@@ -150,7 +154,8 @@ class ConversationTurn:
             return self._strict_calls(start)
         if isinstance(choice, NamedTool) and choice.free_input is not None:
             return forced_input(choice.free_input.grammar, choice.free_input.asked_in, start)
-        tools, several = conversation.tools or [], conversation.max_calls is None
+        tools = conversation.tools or []
+        several = conversation.max_calls is None
         if asked is None or forced:
             name = choice.name if isinstance(choice, NamedTool) else None
             return forced_calls(tools, name, several, start)
@@ -160,7 +165,8 @@ class ConversationTurn:
         """Returns the grammar that enforces the texts of tools, or the schemas of strict ones, if the model
         may also call no tool."""
         tools = (self._conversation.tools or []) if self._conversation.reads_calls else []
-        several, shown = self._conversation.max_calls is None, {tool["function"]["name"] for tool in tools}
+        several = self._conversation.max_calls is None
+        shown = {tool["function"]["name"] for tool in tools}
         texts = {name: text for name, text in self._conversation.free_inputs.items() if name in shown}
         of_texts = free_texts(tools, texts, several, start) if texts else None
         kept = texts if of_texts else {}
@@ -227,7 +233,8 @@ class ConversationTurn:
         if budget is None and can:
             budget = self._conversation.thinking_budget
         if budget is not None and params.replay_token_ids is None and (can or not self._has_answered(start)):
-            params.thinking_token_budget, params.reasoning = budget, span
+            params.thinking_token_budget = budget
+            params.reasoning = span
         else:
             params.thinking_token_budget = None
 
@@ -241,7 +248,8 @@ class ConversationTurn:
         conversation = self._conversation
         tools = conversation.tools if conversation.reads_calls else None
         calls_as_json = grammar is not None and grammar.calls_as_json
-        choice, input_of = conversation.tool_choice, None
+        choice = conversation.tool_choice
+        input_of = None
         if grammar is not None and isinstance(choice, NamedTool) and choice.free_input is not None:
             input_of = (choice.name, choice.free_input.parameter)
         return [

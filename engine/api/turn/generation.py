@@ -95,7 +95,8 @@ class Generation:
         self, context: RequestContext, last: RequestOutput, calls: list[ToolCall]
     ) -> TurnReceipt | None:
         """Reports to the engine that a turn has ended and which tools run now; returns the turn's receipt."""
-        job, receipt = context.job, last.receipt
+        job = context.job
+        receipt = last.receipt
         if job is None or job.is_last_step:
             return receipt
         # The KV of a single-turn request is never retained, so there is no decision to wait for.

@@ -38,7 +38,8 @@ def _raised(proposal: Proposal, num_sure: int) -> Proposal:
     """The drafter's tokens with raised chances: the first ``num_sure`` are as likely as forced ones."""
     if not num_sure:
         return proposal
-    before, chances = proposal.chances[num_sure - 1], _usual(num_sure)
+    before = proposal.chances[num_sure - 1]
+    chances = _usual(num_sure)
     behind = chances[-1]
     chances += [min(behind, behind * chance / before) for chance in proposal.chances[num_sure:]]
     return Proposal(proposal.token_ids, chances)

@@ -41,7 +41,8 @@ class _Line:
         return cost
 
     def _between(self, num_rows: int) -> float:
-        rows, seconds = self.rows, self._seconds
+        rows = self.rows
+        seconds = self._seconds
         right = min(max(1, bisect_left(rows, num_rows)), len(rows) - 1)
         left = right - 1
         slope = (seconds[right] - seconds[left]) / (rows[right] - rows[left])
@@ -100,13 +101,15 @@ def best_lengths(
 
 
 def _best_count(ranked: Sequence[tuple[float, int]], num_rows: int, costs: StepCosts) -> int:
-    best, best_rate = 0, MIN_GAIN * num_rows / costs.plain(num_rows)
+    best = 0
+    best_rate = MIN_GAIN * num_rows / costs.plain(num_rows)
     brought = float(num_rows)
     for count, (negative, _) in enumerate(ranked, start=1):
         brought -= negative
         rate = brought / costs.drafted(num_rows + count)
         if rate > best_rate:
-            best, best_rate = count, rate
+            best = count
+            best_rate = rate
     return best
 
 

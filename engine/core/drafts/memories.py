@@ -33,18 +33,22 @@ class Memory:
 
     def turn_over(self) -> None:
         """Begin a new index, and keep the previous one until the next call."""
-        self.older, self.index = self.index, TokenIndex(self._longest)
+        self.older = self.index
+        self.index = TokenIndex(self._longest)
 
     def restart(self) -> None:
         """Forget all tokens."""
-        self.older, self.index = None, TokenIndex(self._longest)
+        self.older = None
+        self.index = TokenIndex(self._longest)
 
 
 class Memories:
     """Memories by scope."""
 
     def __init__(self, max_memories: int, max_tokens: int, longest: int) -> None:
-        self._max_memories, self._max_tokens, self._longest = max_memories, max_tokens, longest
+        self._max_memories = max_memories
+        self._max_tokens = max_tokens
+        self._longest = longest
         self._by_scope: OrderedDict[Scope, Memory] = OrderedDict()
         self.num_tokens = 0
 

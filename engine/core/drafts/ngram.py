@@ -23,7 +23,8 @@ class NgramDrafter:
 
     def __init__(self, min_tokens: int, max_tokens: int) -> None:
         """Look for n-grams of ``max_tokens`` down to ``min_tokens``."""
-        self._min, self._max = min_tokens, max_tokens
+        self._min = min_tokens
+        self._max = max_tokens
 
     def propose(self, request: Request, max_tokens: int) -> Proposal:
         tokens = request.all_token_ids[-MAX_TOKENS_SEARCHED:]
@@ -36,12 +37,15 @@ class NgramDrafter:
 
 def _continuation(tokens: list[int], shortest: int, longest: int, max_tokens: int) -> list[int]:
     """The tokens after the first earlier occurrence of the longest n-gram that ends ``tokens``."""
-    best, after, last = 0, 0, tokens[-1]
+    best = 0
+    after = 0
+    last = tokens[-1]
     place = tokens.index(last) + 1
     while place < len(tokens):
         length = _common_end(tokens, place, longest)
         if length > best:
-            best, after = length, place
+            best = length
+            after = place
             if length == longest:
                 break
         place = tokens.index(last, place) + 1
@@ -50,7 +54,8 @@ def _continuation(tokens: list[int], shortest: int, longest: int, max_tokens: in
 
 def _common_end(tokens: Sequence[int], place: int, most: int) -> int:
     """How many tokens before ``place``, at most ``most``, equal those at the end; the last one does."""
-    length, most = 1, min(most, place)
+    length = 1
+    most = min(most, place)
     while length < most and tokens[place - 1 - length] == tokens[-1 - length]:
         length += 1
     return length

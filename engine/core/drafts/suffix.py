@@ -98,7 +98,8 @@ class SuffixDrafter:
         is_private = job is None
         memory = self._jobs.open(scope)
         if memory.user is not None:
-            scope, is_private = _job_scope(request, None), True
+            scope = _job_scope(request, None)
+            is_private = True
             memory = self._jobs.open(scope)
         memory.user = request.request_id
         num_common = _common(memory.index, request.all_token_ids)
@@ -165,7 +166,8 @@ def _likeliest(indexes: Sequence[TokenIndex], end: Sequence[int]) -> Prediction 
 
 def _common(index: TokenIndex, tokens: Sequence[int]) -> int:
     """Length of the common prefix, by binary search: comparing slices is faster than a loop over tokens."""
-    low, high = 0, min(len(index), len(tokens))
+    low = 0
+    high = min(len(index), len(tokens))
     if index.tokens[:high] == tokens[:high]:
         return high
     while low < high - 1:

@@ -62,14 +62,16 @@ class TokenIndex:
 
     def predict(self, keys: Sequence[int]) -> Prediction | None:
         """The likeliest token after a sequence with these ``context_keys``; None if its last token is new."""
-        best, best_rate = None, 0.0
+        best = None
+        best_rate = 0.0
         for latest, rates, key in zip(self._tables, RATES, keys, strict=False):
             entry = latest.get(key)
             if entry is None:
                 break
             rate = rates[entry & MAX_COUNT]
             if rate > best_rate:
-                best, best_rate = entry >> _SHIFT, rate
+                best = entry >> _SHIFT
+                best_rate = rate
         return None if best is None else Prediction(best, best_rate)
 
 
@@ -91,7 +93,9 @@ class _Level:
 
     def extend(self, tokens: Sequence[int], start: int) -> None:
         """Add the tokens from ``start`` on."""
-        context, latest, replaced = self.context, self.latest, self._replaced
+        context = self.context
+        latest = self.latest
+        replaced = self._replaced
         for place in range(max(start, context), len(tokens)):
             key = hash(tuple(tokens[place - context : place]))
             old = latest.get(key)
@@ -107,9 +111,12 @@ class _Level:
 
     def cut(self, tokens: Sequence[int], num_tokens: int) -> None:
         """Remove the tokens after the first ``num_tokens``, the last first."""
-        context, latest, replaced = self.context, self.latest, self._replaced
+        context = self.context
+        latest = self.latest
+        replaced = self._replaced
         for place in range(len(tokens) - 1, max(num_tokens, context) - 1, -1):
-            key, old = hash(tuple(tokens[place - context : place])), replaced.pop()
+            key = hash(tuple(tokens[place - context : place]))
+            old = replaced.pop()
             if old is None:
                 del latest[key]
             else:

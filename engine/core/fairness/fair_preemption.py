@@ -63,7 +63,9 @@ class FairPreemption:
         giver = self._slots.owes(request.tenant)
         if giver is None:
             return []
-        owed, victims, num_freed = self.owed_to(request, running, step), list[Request](), 0
+        owed = self.owed_to(request, running, step)
+        victims = list[Request]()
+        num_freed = 0
         num_short = self._kv.num_blocks_short(request, num_tokens, hit)
         num_victims = self._kv.num_states_short(request, hit)  # each frees at least one
         may_take = self._slots.held(giver) - self._slots.held(request.tenant) - 1

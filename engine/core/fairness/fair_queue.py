@@ -107,7 +107,8 @@ class FairQueue:
             assert entry.request is not None
             self._queue_of(entry.request).put_back(entry)
         self._skipped.clear()
-        deferred, self._deferred = self._deferred, set()
+        deferred = self._deferred
+        self._deferred = set()
         for tenant in deferred:
             self.touch(tenant)
 

@@ -23,7 +23,8 @@ RECENT_S = 10.0
 """An owner with a request within this time may send another one, so steps stay short for it."""
 FLOOD_REQUESTS = 8
 """Open requests that make an owner a flood: it does not wait for one answer before the next request."""
-SHARED, SHARED_WITH_FLOOD = 1.0, 0.25
+SHARED = 1.0
+SHARED_WITH_FLOOD = 0.25
 """Ratio by which the other owners may lengthen a step that serves owners who want little."""
 BEFORE = 1.0
 """Ratio by which a flood alone may lengthen an empty step: another owner may come while it runs."""
@@ -33,7 +34,8 @@ OF_WAITING = 64
 _DECAY = 0.99
 _FEWEST_STEPS = 8.0
 _UNKNOWN = 16.0
-_LEAST, _MOST = 2.0, 4096.0
+_LEAST = 2.0
+_MOST = 4096.0
 
 
 class StepCost:
@@ -59,7 +61,8 @@ class StepCost:
     def tokens_of_an_empty_step(self) -> float:
         if self._weight < _FEWEST_STEPS:
             return _UNKNOWN
-        mean_tokens, mean_s = self._tokens / self._weight, self._seconds / self._weight
+        mean_tokens = self._tokens / self._weight
+        mean_s = self._seconds / self._weight
         variance = self._tokens2 / self._weight - mean_tokens * mean_tokens
         if variance < 1.0:
             return _UNKNOWN

@@ -42,7 +42,8 @@ class TenantSlots:
 
     def take(self, request: Request, *, is_overdue: bool) -> None:
         """Give the request a slot."""
-        tenant, request_id = request.tenant, request.request_id
+        tenant = request.tenant
+        request_id = request.request_id
         if is_overdue and tenant in self._held:
             self._by_right.setdefault(tenant, request_id)
         self._tenants[request_id] = tenant

@@ -82,5 +82,6 @@ class BlockLifeWatch:
         """The lives that ended since the last call; None if none did."""
         if not self._ended.lifetimes_s:
             return None
-        ended, self._ended = self._ended, BlockLives()
+        ended = self._ended
+        self._ended = BlockLives()
         return ended

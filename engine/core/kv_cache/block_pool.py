@@ -310,7 +310,8 @@ class BlockPool:
         """Remove a holder from each block; returns how many became free. The first are evicted first."""
         empty: list[KVCacheBlock] = []
         cached: list[KVCacheBlock] = []
-        add_empty, add_cached = empty.append, cached.append
+        add_empty = empty.append
+        add_cached = cached.append
         for block in ordered_blocks:
             if block.ref_cnt != 1:
                 assert block.ref_cnt, "block freed twice"
@@ -350,7 +351,8 @@ class BlockPool:
         by_hash = self._by_hash
         new = None if self.recorder is None else [h for h in hashes[start:end] if h not in by_hash]
         for index in range(start, end):
-            block, block_hash = blocks[index], hashes[index]
+            block = blocks[index]
+            block_hash = hashes[index]
             block.block_hash = block_hash
             known = by_hash.get(block_hash)
             if known is None:

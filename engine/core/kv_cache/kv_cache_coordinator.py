@@ -202,7 +202,8 @@ class KVCacheCoordinatorNoPrefixCache:
         wanted: Iterable[tuple[FullAttentionManager | LocalAttentionManager, Iterable[int]]],
     ) -> tuple[Sequence[BlockHash], list[int]]:
         """Names and ids of the request's blocks at these indices, group by group, without null blocks."""
-        keys, block_ids = list[BlockHash](), list[int]()
+        keys = list[BlockHash]()
+        block_ids = list[int]()
         for manager, indices in wanted:
             table = manager.req_to_blocks[request_id]
             for index in indices:
@@ -267,7 +268,9 @@ class KVCacheCoordinatorNoPrefixCache:
 
     def take_prefix(self, request_id: str, num_blocks: int) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
         assert num_blocks <= self._first.num_cached_block.get(request_id, 0), "only cached blocks are kept"
-        null, kept, others = self._null, list[list[KVCacheBlock]](), list[list[KVCacheBlock]]()
+        null = self._null
+        kept = list[list[KVCacheBlock]]()
+        others = list[list[KVCacheBlock]]()
         for manager, table in zip(self.single_type_managers, self._take_tables(request_id), strict=True):
             start = manager.num_skipped_blocks(num_blocks)
             kept.append([null] * start + table[start:num_blocks])

@@ -140,7 +140,8 @@ class KVCacheManager:
 
     def _has_room(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> bool:
         """Whether there are free blocks. Counting the free blocks of a hit is slow, so it comes last."""
-        num_needed, num_free = self._coordinator.num_blocks_to_allocate, self.pool.num_free_blocks
+        num_needed = self._coordinator.num_blocks_to_allocate
+        num_free = self.pool.num_free_blocks
         if num_needed(request_id, num_tokens, NO_BLOCKS) <= num_free:
             return True
         return bool(hit) and num_needed(request_id, num_tokens, hit) <= num_free
@@ -274,7 +275,8 @@ class KVCacheManager:
 
     def block_ids(self, request_id: str, start: int = 0, end: int | None = None) -> list[int]:
         """The request's block table, or a part of it: by block and within it by group, 0 for none."""
-        table, num_groups = self._coordinator.blocks_of(request_id), self.num_groups
+        table = self._coordinator.blocks_of(request_id)
+        num_groups = self.num_groups
         return [
             block.block_id for block in table[start * num_groups : None if end is None else end * num_groups]
         ]

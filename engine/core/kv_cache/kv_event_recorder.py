@@ -61,7 +61,8 @@ class KVEventRecorder:
 
     def take(self) -> list[KVCacheEvent]:
         """The events since the last call."""
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         return events
 
     def stored(self, medium: str, group: int, hashes: Iterable[BlockHash]) -> None:
@@ -76,7 +77,8 @@ class KVEventRecorder:
     def _stored_event(
         self, request: Request, medium: str, group_idx: int, start: int, end: int
     ) -> BlockStored:
-        size, group = self._block_size, self._groups[group_idx]
+        size = self._block_size
+        group = self._groups[group_idx]
         context = request.hash_context
         return BlockStored(
             block_hashes=[event_hash(h) for h in request.block_hashes[start:end]],

@@ -53,7 +53,8 @@ class PinnedBlocks:
         blocks = self._blocks[pin_id]
         named = {block.block_hash: block.block_id for block in blocks if block.block_hash is not None}
         if self._states is not None:
-            layout, slot = self._states.layout, self._states.pins[pin_id].block_id
+            layout = self._states.layout
+            slot = self._states.pins[pin_id].block_id
             named |= zip(layout.names_of(block_hashes[-1]), layout.blocks_of(slot), strict=True)
         return named
 
@@ -93,7 +94,8 @@ class PinnedBlocks:
 
         Where layers have states, it is the longest such prefix that ends where a state is cached.
         """
-        coordinator, states = self._coordinator, self._states
+        coordinator = self._coordinator
+        states = self._states
         hit = coordinator.find_longest_cache_hit(block_hashes, max_tokens)
         while states is not None:
             num_blocks = len(hit) // coordinator.num_groups

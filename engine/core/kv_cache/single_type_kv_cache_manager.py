@@ -194,7 +194,8 @@ class LocalAttentionManager(SingleTypeKVCacheManager):
         self, block_hashes: Sequence[BlockHash], start: int, end: int, copies: Container[BlockHash]
     ) -> list[KVCacheBlock]:
         """The blocks from ``start`` on, up to ``end`` or the first one that is neither cached nor copied."""
-        pool, key_of = self._pool, self.key_of
+        pool = self._pool
+        key_of = self.key_of
         run: list[KVCacheBlock] = []
         for index in range(start, end):
             key = key_of(block_hashes[index])
@@ -249,14 +250,16 @@ class LocalAttentionManager(SingleTypeKVCacheManager):
         They stay cached, but are evicted first: only a branch at that very place would hit them. Otherwise a
         long prefill would evict what others return for.
         """
-        table, null = self.req_to_blocks[request_id], self._pool.null_block
+        table = self.req_to_blocks[request_id]
+        null = self._pool.null_block
         end = self.get_num_skipped_tokens(num_computed_tokens) // self.block_size
         start = end
         while start > 0 and table[start - 1] is not null:
             start -= 1
         if start == end:
             return
-        passed, of_branches = list[KVCacheBlock](), list[KVCacheBlock]()
+        passed = list[KVCacheBlock]()
+        of_branches = list[KVCacheBlock]()
         branches = self._branches(request_id)
         for index in range(end - 1, start - 1, -1):
             is_of_branch = any(index in branch for branch in branches)

@@ -107,7 +107,8 @@ class StateManager:
     ) -> int:
         """Length in blocks, at most ``num_blocks``, of the longest prefix that has a state at its end:
         cached, or among ``copies``."""
-        get, is_among = self.pool.get_cached_block, self.layout.is_among
+        get = self.pool.get_cached_block
+        is_among = self.layout.is_among
         for end in range(num_blocks, 0, -1):
             block_hash = block_hashes[end - 1]
             if get(block_hash) is not None or (copies is not None and is_among(block_hash, copies)):
@@ -137,7 +138,8 @@ class StateManager:
         ``num_shared_blocks``: how many of its blocks were cached, with a state or without one.
         """
         assert request.request_id not in self._requests
-        checkpoints, hashes = list[_Checkpoint](), request.block_hashes
+        checkpoints = list[_Checkpoint]()
+        hashes = request.block_hashes
         hit = self._cached_at(hashes, num_hit_blocks)
         assert hit is not None or not num_hit_blocks, "a hit without a state"
         if hit is not None:
@@ -158,7 +160,8 @@ class StateManager:
 
     def _evict_passed_first(self, block_hashes: Sequence[BlockHash]) -> None:
         """Let the states of a path whose job has gone on be evicted before others, except forks."""
-        get, forks = self.pool.get_cached_block, self._forks
+        get = self.pool.get_cached_block
+        forks = self._forks
         passed = (h for h in block_hashes if (slot := get(h)) is not None and slot.block_id not in forks)
         self.pool.evict_first(passed)
 
@@ -191,7 +194,8 @@ class StateManager:
 
         It ends at the next branch end, or else with a full block if it does not reach the last known token.
         """
-        end, size = num_computed + num_new_tokens, self._block_size
+        end = num_computed + num_new_tokens
+        size = self._block_size
         for branch_end in branch_ends:
             if num_computed < branch_end < end:
                 return branch_end - num_computed
@@ -317,7 +321,8 @@ class StateManager:
         if load_id not in self._loads:
             return
         states = self._requests[request.request_id]
-        slot, states.loading = self._loads[load_id], None
+        slot = self._loads[load_id]
+        states.loading = None
         states.current = slot
         states.checkpoints.append(_Checkpoint(num_loaded_blocks * self._block_size, slot, _Fate.PASSED))
         self._cache(request, states)
@@ -330,7 +335,8 @@ class StateManager:
 
     def take_evicted(self) -> list[tuple[BlockHash, int]]:
         """Names and slots of the states evicted since the last call, which stay there until the next step."""
-        evicted, self._evicted = self._evicted, []
+        evicted = self._evicted
+        self._evicted = []
         return evicted
 
     # ---- pins ----
@@ -374,7 +380,8 @@ class StateManager:
 
     def take_num_lacking_tokens(self) -> int:
         """Tokens cached without a state after them, of all requests started since the last call."""
-        num_tokens, self._num_lacking_tokens = self._num_lacking_tokens, 0
+        num_tokens = self._num_lacking_tokens
+        self._num_lacking_tokens = 0
         return num_tokens
 
     def num_held(self, request_id: str) -> int:

@@ -77,7 +77,8 @@ class TieredBlocks:
 
         The last token is never part of it.
         """
-        coordinator, hashes = self._coordinator, request.block_hashes
+        coordinator = self._coordinator
+        hashes = request.block_hashes
         table = coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1, copies)
         if self._states is not None:
             return self._with_state(self._states, hashes, table, copies)
@@ -128,7 +129,9 @@ class TieredBlocks:
         These are the load's, too. None of them is cached before ``cache_loaded``.
         """
         assert load_id not in self._loads
-        table, coordinator, pool = prefix.table, self._coordinator, self._pool
+        table = prefix.table
+        coordinator = self._coordinator
+        pool = self._pool
         null = pool.null_block
         pool.touch(block for block in table if block is not TO_LOAD and block is not null)
         loaded = pool.get_new_blocks(table.count(TO_LOAD))
@@ -150,7 +153,8 @@ class TieredBlocks:
         self, states: StateManager, load_id: int, request: Request, prefix: LoadablePrefix
     ) -> Iterable[int]:
         """Allocate the state slots of a request; returns the ids of the blocks to load of a state."""
-        coordinator, num_blocks = self._coordinator, prefix.num_tokens // self._coordinator.block_size
+        coordinator = self._coordinator
+        num_blocks = prefix.num_tokens // self._coordinator.block_size
         cached = coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
         num_shared = max(num_blocks, len(cached) // coordinator.num_groups)
         if prefix.loads_state:
@@ -226,7 +230,8 @@ class TieredBlocks:
         """
         if self._states is None:
             return
-        layout, pool = self._states.layout, self._states.pool
+        layout = self._states.layout
+        pool = self._states.pool
         for block_hash, slot in self._states.take_evicted():
             if pool.get_cached_block(block_hash) is not None or layout.is_among(block_hash, self.copies):
                 continue

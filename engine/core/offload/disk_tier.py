@@ -96,7 +96,8 @@ class DiskTier:
         """Take the writes that go with the plan being made."""
         if not self._new:
             return NO_DISK_WRITES
-        new, self._new = self._new, []
+        new = self._new
+        self._new = []
         return DiskWrites([host_slot for host_slot, _ in new], [slot for _, slot in new])
 
     def end_writes(self, finished: Iterable[int], failed: Iterable[int]) -> None:
@@ -136,7 +137,8 @@ class DiskTier:
 
     def take_counts(self) -> DiskWriteCounts:
         """Counts of writes since the last call."""
-        counts, self._counts = self._counts, NO_DISK_COUNTS
+        counts = self._counts
+        self._counts = NO_DISK_COUNTS
         return counts
 
     def _count(self, *, written: int = 0, failed: int = 0, dropped: int = 0) -> None:

@@ -102,7 +102,8 @@ class OffloadingConnector:
     def _worth_loading(self, request: Request, find: FindPrefix) -> LoadablePrefix:
         """The prefix in host memory, or a longer one on disk if reading it is faster than computing."""
         in_memory = find(self.tier)
-        size, disk = self._block_size, self.disk
+        size = self._block_size
+        disk = self.disk
         if disk is None or in_memory.num_tokens >= (request.num_tokens - 1) // size * size:
             return in_memory
         longer = find(self.copies)
@@ -114,7 +115,9 @@ class OffloadingConnector:
     def update_state_after_alloc(
         self, load_id: int, request: Request, keys: Sequence[BlockHash], block_ids: Sequence[int]
     ) -> int:
-        sources, copies, reads = _Sources(list(keys), []), block_ids, NO_DISK_READS
+        sources = _Sources(list(keys), [])
+        copies = block_ids
+        reads = NO_DISK_READS
         if self.disk is not None and self.tier.count_held(keys) < len(keys):
             on_disk = [key not in self.tier for key in keys]
             sources = _Sources(_where(on_disk, False, keys), _where(on_disk, True, keys))
@@ -150,10 +153,13 @@ class OffloadingConnector:
         self._evict_first(keys)
 
     def build_connector_meta(self) -> KVConnectorMetadata:
-        loads, self._new_loads = self._new_loads, []
+        loads = self._new_loads
+        self._new_loads = []
         disk_writes = NO_DISK_WRITES if self.disk is None else self.disk.take_writes()
-        stores, self._new_stores = self._new_stores, {}
-        state_stores, self._new_state_stores = self._new_state_stores, {}
+        stores = self._new_stores
+        self._new_stores = {}
+        state_stores = self._new_state_stores
+        self._new_state_stores = {}
         return KVConnectorMetadata(loads, self._taken(stores), disk_writes, self._taken(state_stores))
 
     def _taken(self, stores: dict[BlockHash, tuple[int, int]]) -> BlockCopies:

@@ -138,7 +138,8 @@ class PendingKVLoads:
         """The prefix, longer than the device's hit, that is worth loading."""
         if request.request_id in self._to_compute:
             return None
-        connector, prefix = self._connector, None
+        connector = self._connector
+        prefix = None
         if connector.has_tier:
             prefix = connector.find_loadable(request, num_hit_tokens, partial(self._kv.tiered.find, request))
         if self._remote is None:
@@ -251,14 +252,17 @@ class PendingKVLoads:
             self._useless = []
         if connector.has_tier:
             meta = connector.build_connector_meta()
-            plan.kv_loads, plan.kv_stores, plan.kv_disk_writes = meta.loads, meta.stores, meta.disk_writes
+            plan.kv_loads = meta.loads
+            plan.kv_stores = meta.stores
+            plan.kv_disk_writes = meta.disk_writes
             plan.state_stores = meta.state_stores
         if self._remote is not None and (remote := self._remote.take_new_loads()):
             plan.kv_loads = [*plan.kv_loads, *remote]
 
     def _offer(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
         """Offer the tier what the plan computes, and what it evicts."""
-        connector, size = self._connector, self._kv.block_size
+        connector = self._connector
+        size = self._kv.block_size
         admitted = {
             new.req_id for new in plan.scheduled_new_reqs
         } | plan.scheduled_cached_reqs.resumed_req_ids
@@ -305,7 +309,8 @@ class PendingKVLoads:
 
     def take_counts(self) -> LoadCounts:
         """Counts of loads since the last call."""
-        counts, self._counts = self._counts, LoadCounts()
+        counts = self._counts
+        self._counts = LoadCounts()
         return counts
 
     def take_write_counts(self) -> DiskWriteCounts:

@@ -51,7 +51,8 @@ class RemotePrefixes:
 
     def take_new_loads(self) -> list[KVLoad]:
         """The loads that go with the plan being made."""
-        loads, self._new_loads = self._new_loads, []
+        loads = self._new_loads
+        self._new_loads = []
         return loads
 
     def end(self, load_id: int, *, loaded: bool) -> bool:
@@ -59,14 +60,16 @@ class RemotePrefixes:
         request = self._loads.pop(load_id, None)
         if request is None:
             return False
-        source, request.kv_transfer = request.kv_transfer, None
+        source = request.kv_transfer
+        request.kv_transfer = None
         if not loaded and isinstance(source, (RemotePrefix, SavedPrefix)) and source.must_load:
             self._lost.append(request)
         return True
 
     def take_lost(self) -> list[Request]:
         """Requests that are to end with an error, as their KV could not be fetched."""
-        lost, self._lost = self._lost, []
+        lost = self._lost
+        self._lost = []
         return lost
 
     @property

@@ -18,8 +18,11 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
 
     ``from_start``: nothing has come in yet, so what the policy had learned before is written, too.
     """
-    policy, config, states = scheduler.policy.describe(), scheduler.config, scheduler.kv.states
-    disk, encoder = scheduler.loads.disk_level or NO_DISK, scheduler.encoder
+    policy = scheduler.policy.describe()
+    config = scheduler.config
+    states = scheduler.kv.states
+    disk = scheduler.loads.disk_level or NO_DISK
+    encoder = scheduler.encoder
     return TraceHeader(
         wall_time_s=wall_time_s,
         monotonic_s=now,

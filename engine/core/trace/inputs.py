@@ -111,13 +111,19 @@ class InputTrace:
                 RemotePrefix(num_tokens=num_tokens, must_load=must_load)
                 | SavedPrefix(num_tokens=num_tokens, must_load=must_load)
             ):
-                event.remote_tokens, event.must_load = num_tokens, must_load
+                event.remote_tokens = num_tokens
+                event.must_load = must_load
             case KVLeaseOrder(lease_s=lease_s):
                 event.lease_s = lease_s
         if job is not None:
-            event.job_id, event.is_last_step, event.tenant = job.job_id, job.is_last_step, job.tenant
-            event.num_replies, event.num_results = job.num_replies, job.num_results
-            event.owner, event.asked_ttl_s, event.is_silent = job.owner, job.asked_ttl_s, job.is_silent
+            event.job_id = job.job_id
+            event.is_last_step = job.is_last_step
+            event.tenant = job.tenant
+            event.num_replies = job.num_replies
+            event.num_results = job.num_results
+            event.owner = job.owner
+            event.asked_ttl_s = job.asked_ttl_s
+            event.is_silent = job.is_silent
             event.deadline_s = job.deadline_s
             num_tokens = request.num_prompt_tokens
             event.tokens = reads.runs((max(0, num_tokens - 2 * self._block_size), num_tokens))
@@ -128,7 +134,8 @@ class InputTrace:
         if len(self._named) > MAX_NAMED:
             self._named.clear()
         # Where a block is named, all before it are: a prompt of thousands of blocks takes a dozen look-ups.
-        low, high = 0, len(block_hashes)
+        low = 0
+        high = len(block_hashes)
         while low < high:
             middle = (low + high) // 2
             if block_hashes[middle] in self._named:
@@ -193,7 +200,8 @@ class InputTrace:
         ended: dict[str, str] = {}
         size = self._block_size
         for request, output in zip(before.requests, outputs, strict=True):
-            num_tokens, num_new = request.num_tokens, len(output.new_token_ids)
+            num_tokens = request.num_tokens
+            num_new = len(output.new_token_ids)
             if num_new == 1 and num_tokens % size and output.finish_reason is None:
                 continue  # as for most requests, a replay needs to know nothing more
             if num_new != 1:
@@ -204,7 +212,9 @@ class InputTrace:
                 ended[request.request_id] = _HOW_ENDED[output.finish_reason]
                 if output.stop_reason in KV_SPOILED:
                     event.forgotten.append(request.request_id)
-        event.blocks, event.num_tokens, event.ended = blocks, counts, ended
+        event.blocks = blocks
+        event.num_tokens = counts
+        event.ended = ended
         self._tracer.emit(event)
 
     def _name_filled(self, request: Request, num_before: int) -> bytes:

@@ -30,7 +30,9 @@ class StepTrace:
         """Record what a step finds before it hands out its budget."""
         self._step += 1
         self._now = step.now
-        kv, waiting, tier = scheduler.kv, scheduler.waiting, scheduler.loads.tier_statistics()
+        kv = scheduler.kv
+        waiting = scheduler.waiting
+        tier = scheduler.loads.tier_statistics()
         self._tracer.emit(
             StepSnapshot(
                 step=self._step,

@@ -77,7 +77,8 @@ class EventPublisher:
 
     def publish(self, batch: EventBatch) -> None:
         """Queue a batch; never waits. It is dropped, and counted, if the queue is full."""
-        sequence, self._sequence = self._sequence, self._sequence + 1
+        sequence = self._sequence
+        self._sequence = self._sequence + 1
         try:
             self._queue.put_nowait((sequence, batch))
         except Full:
@@ -101,7 +102,8 @@ class EventPublisher:
         with socket:
             while (numbered := self._queue.get()) is not None:
                 sequence, batch = numbered
-                number, payload = sequence.to_bytes(8, "big"), encoder.encode(batch)
+                number = sequence.to_bytes(8, "big")
+                payload = encoder.encode(batch)
                 with self._past_lock:  # first: a new subscriber that requests the past misses none
                     self._past.append((number, payload))
                 socket.send_multipart((self._topic, number, payload))

@@ -15,7 +15,8 @@ SECTIONS = (f"<{MARK}function_calls>", f"<{MARK}tool_calls>")
 """The second one is used since V4."""
 INVOKE = f'<{MARK}invoke name="'
 
-_STRING, _NO_STRING = '" string="true">', '" string="false">'
+_STRING = '" string="true">'
+_NO_STRING = '" string="false">'
 _JSON_TYPES: Types = frozenset({"number", "integer", "boolean", "object", "array", "null"})
 
 
@@ -44,7 +45,8 @@ class DsmlToolParser(InvokeToolParser):
 
     def _types(self, name: str) -> Types | None:
         """The possible types of a value: from its tag if the schema allows both, else from the schema."""
-        tag, known = self._unsettled, self._tools.types(self._function, name)
+        tag = self._unsettled
+        known = self._tools.types(self._function, name)
         if tag.endswith(_STRING):
             return STRING if not known or "string" in known else known
         if tag.endswith(_NO_STRING):

@@ -17,7 +17,8 @@ from engine.tool_parsers.tagged_reader import TaggedReader
 _NAME = re.compile(r"[^\s<>{}\[\]\"'=,()]*+")
 _KEY = re.compile(r"[^<>{}\[\]()=,:\"]*+")
 _CALL = Tag("call:")
-_COLON, _COMMA = Tag(":"), Tag(",")
+_COLON = Tag(":")
+_COMMA = Tag(",")
 _ASSIGNS = Tag(":", "=")
 _ENDS = {"{": "}", "[": "]", "(": ")"}
 _BEGINS_ITEM = re.compile(r"[\w\"\[{+.-]")

@@ -32,7 +32,9 @@ class GlmToolParser(XmlCallReader):
     call_end = Tag(CLOSE, OPEN)
     """Tags that end a call, whether they belong to it or to the next one."""
     inside = Tag(KEY, *call_end.texts)
-    key, key_end, value = Tag(KEY), Tag("</arg_key>"), Tag(VALUE)
+    key = Tag(KEY)
+    key_end = Tag("</arg_key>")
+    value = Tag(VALUE)
     other_markup: tuple[str, ...] = (KEY, "</arg_key>", VALUE)
     name_end = Tag(KEY, CLOSE)
     """Tags that show that the name was a function's; they are left unread."""

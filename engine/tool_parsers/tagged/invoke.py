@@ -60,8 +60,10 @@ class InvokeToolParser(XmlCallReader):
     tags: InvokeTags
 
     def __init_subclass__(cls) -> None:
-        cls.opening, cls.closing = cls.tags.opening, cls.tags.any_section_end
-        cls.value_end, cls.inside = Tag(cls.tags.parameter_end), cls.tags.inside
+        cls.opening = cls.tags.opening
+        cls.closing = cls.tags.any_section_end
+        cls.value_end = Tag(cls.tags.parameter_end)
+        cls.inside = cls.tags.inside
         cls.own_mark = cls.tags.mark
 
     def _read_calls(self) -> Steps[bool]:

@@ -6,9 +6,12 @@ from engine.tool_parsers.call_object import CallObjectReader
 from engine.tool_parsers.reader import Steps, Tag
 from engine.tool_parsers.tagged_reader import TaggedReader
 
-_LIST, _LIST_END = Tag("["), Tag("]")
-_OBJECT, _OBJECT_END = Tag("{"), Tag("}")
-_COLON, _COMMA = Tag(":"), Tag(",")
+_LIST = Tag("[")
+_LIST_END = Tag("]")
+_OBJECT = Tag("{")
+_OBJECT_END = Tag("}")
+_COLON = Tag(":")
+_COMMA = Tag(",")
 _MESSAGE_END = Tag("<|message_sep|>")
 
 

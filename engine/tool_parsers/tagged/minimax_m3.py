@@ -17,7 +17,8 @@ from engine.tool_parsers.tagged.invoke import InvokeTags, InvokeToolParser
 
 NS = "]<]minimax[>["
 
-_OPEN, _CLOSE = Tag(f"{NS}<"), Tag(f"{NS}</")
+_OPEN = Tag(f"{NS}<")
+_CLOSE = Tag(f"{NS}</")
 _NAME_END = Tag(">")
 _ELEMENT = re.compile(r"[^<>\"\n\[\]]*+")
 _ITEM = "item"
@@ -139,7 +140,8 @@ class MiniMaxM3ToolParser(InvokeToolParser):
     def _child(self) -> Steps[str | None]:
         """The name of the element that begins at this position, which is not consumed; None if text begins
         here."""
-        length, name = self._length, None
+        length = self._length
+        name = None
         yield from self._skip_space()
         if not (yield from self._accept(_CLOSE)) and (yield from self._accept(_OPEN)):
             name = yield from self._read_word(_ELEMENT)

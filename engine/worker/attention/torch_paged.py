@@ -61,7 +61,8 @@ class TorchPagedAttention:
         return gathered + masks
 
     def begin_step(self, batch: AttentionBatch) -> None:
-        block_size, device = self._pool.shape[3], self._pool.device
+        block_size = self._pool.shape[3]
+        device = self._pool.device
         self._steps = [TorchStep(of_group, block_size, device) for of_group in batch.by_group]
 
     def attend(
@@ -78,7 +79,8 @@ class TorchPagedAttention:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         group, slot = self._places[layer]
-        step, caches = self._steps[group], (self._pool[:, slot, 0], self._pool[:, slot, 1])
+        step = self._steps[group]
+        caches = (self._pool[:, slot, 0], self._pool[:, slot, 1])
         for cache, new in zip(caches, (key, value), strict=True):
             cache[step.slot_blocks, step.slot_offsets] = new
         scoring = _Scoring(scale, soft_cap, sinks)
@@ -89,7 +91,9 @@ class TorchPagedAttention:
     ) -> torch.Tensor:
         """See AttentionBackend. Values are whole latents here: torch's kernels need them shaped like keys."""
         group, slot = self._places[layer]
-        step, cache, latent = self._steps[group], self._pool[:, slot, 0], latent[:, None]
+        step = self._steps[group]
+        cache = self._pool[:, slot, 0]
+        latent = latent[:, None]
         cache[step.slot_blocks, step.slot_offsets] = latent
         scoring = _Scoring(scale, None, None)
         output = self._attend_written(step, (cache, cache), query, (latent, latent), scoring, EVERYTHING)
@@ -202,7 +206,9 @@ def _attend_tiles(
     query, output [tokens, heads, head_dim]; key, value [1, kv_heads, seq_len, head_dim], without the
     ``num_before`` first tokens of the sequence
     """
-    num_queries, seq_len, num_kv_heads = query.shape[0], key.shape[2], key.shape[1]
+    num_queries = query.shape[0]
+    seq_len = key.shape[2]
+    num_kv_heads = key.shape[1]
     group_size = query.shape[1] // num_kv_heads
     tile_size = max(1, (PACKED_QUERIES if scoring.is_plain else SCORED_QUERIES) // group_size)
     context = seq_len - num_queries

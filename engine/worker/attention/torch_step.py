@@ -74,7 +74,8 @@ class TorchStep:
         firsts = np.maximum(reach.first_seen(seq_lens - 1), 0)
         pages = firsts // self._block_size
         before = pages * self._block_size
-        firsts, lengths = firsts - before, seq_lens - before
+        firsts = firsts - before
+        lengths = seq_lens - before
         for start, end in _similar_lengths(lengths.tolist()):
             yield self._decode_group(start, end, pages[start:end], firsts[start:end], lengths[start:end])
 
@@ -112,12 +113,15 @@ class TorchStep:
         return torch.from_numpy(seen).to(self._device, non_blocking=True)[:, None, None, :]
 
     def _chunks(self, reach: Reach) -> Iterator[Chunk]:
-        batch, first = self._batch, self._batch.num_decodes
+        batch = self._batch
+        first = self._batch.num_decodes
         contexts = batch.seq_lens - batch.query_lens
         pages = np.maximum(reach.first_seen(contexts), 0) // self._block_size
         token = first
         for row in range(first, len(batch.query_lens)):
-            query_len, seq_len, page = int(batch.query_lens[row]), int(batch.seq_lens[row]), int(pages[row])
+            query_len = int(batch.query_lens[row])
+            seq_len = int(batch.seq_lens[row])
+            page = int(pages[row])
             blocks = batch.block_tables[row, page : self._num_pages(seq_len)]
             yield Chunk(
                 start=token,
@@ -139,13 +143,17 @@ class TorchStep:
 def _similar_lengths(lengths: list[int]) -> Iterator[tuple[int, int]]:
     """Split sequences into groups that need little padding and fit in the gather buffer; the fewest groups if
     the lengths ascend."""
-    start, real, longest = 0, 0, 0
+    start = 0
+    real = 0
+    longest = 0
     for i, length in enumerate(lengths):
         longest = max(longest, length)
         padded = longest * (i + 1 - start)
         if i > start and (padded > MAX_GATHERED_TOKENS or padded > MAX_PADDING_RATIO * (real + length)):
             yield start, i
-            start, real, longest = i, 0, length
+            start = i
+            real = 0
+            longest = length
         real += length
     if lengths:
         yield start, len(lengths)

@@ -110,5 +110,6 @@ class CpuKernel:
 
 
 def _attending(function: Any) -> Callable[..., None]:
-    pool, sequences = ctypes.POINTER(PoolAddress), ctypes.POINTER(SequenceAddresses)
+    pool = ctypes.POINTER(PoolAddress)
+    sequences = ctypes.POINTER(SequenceAddresses)
     return typed(function, pool, sequences, ctypes.c_int64, ctypes.POINTER(HeadAddresses), ctypes.c_int64)

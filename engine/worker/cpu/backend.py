@@ -55,7 +55,8 @@ class CPUBackend:
         self._states = states
         self._num_groups = num_groups(places)
         self._loaded: LoadedModel | None = loaded
-        self._max_model_len, self._vocab_size = loaded.max_model_len, loaded.vocab_size
+        self._max_model_len = loaded.max_model_len
+        self._vocab_size = loaded.vocab_size
         self._device = loaded.device
         self._config = config
         self._group = group

@@ -64,7 +64,8 @@ class _PackedAdapter:
 
     def _piece(self, piece: Piece) -> _LowRankPiece:
         missing = -len(piece.down) % _RANK_UNIT
-        down, up = pad(piece.down, (0, 0, 0, missing)), pad(piece.up, (0, missing))
+        down = pad(piece.down, (0, 0, 0, missing))
+        up = pad(piece.up, (0, missing))
         rank = len(down)
         packed_down = down.view(rank // _RANK_UNIT, _RANK_UNIT, -1, INTERLEAVED).transpose(1, 2).contiguous()
         packed_up = up.view(-1, INTERLEAVED, rank // 2, 2).transpose(1, 2).contiguous()

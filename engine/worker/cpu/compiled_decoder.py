@@ -216,13 +216,12 @@ class CompiledDecoder:
         self, model: Decoder, attention: CpuPagedAttention, adapters: StepAdapters | None = None
     ) -> None:
         """``model``: one that ``with_compiled_steps`` accepts; its weights are shared, not copied."""
-        self.num_layers, self.num_kv_heads, self.head_dim = (
-            model.num_layers,
-            model.num_kv_heads,
-            model.head_dim,
-        )
+        self.num_layers = model.num_layers
+        self.num_kv_heads = model.num_kv_heads
+        self.head_dim = model.head_dim
         self.num_kv_vectors = model.num_kv_vectors
-        self.windows, self.chunks = model.windows, model.chunks
+        self.windows = model.windows
+        self.chunks = model.chunks
         self._plain = model
         self._attention = attention
         self._adapters = None if adapters is None else CompiledAdapters(adapters, model.num_layers)
@@ -352,7 +351,8 @@ def _router(mlp: MixtureOfExperts, gemm: CompiledGemm) -> PackedWeightLinear:
 
 
 def _sparse(mlp: MixtureOfExperts, router: PackedWeightLinear) -> _Sparse:
-    routing, correction = mlp.shape.routing, mlp.router.correction
+    routing = mlp.shape.routing
+    correction = mlp.router.correction
     assert isinstance(mlp.experts, PackedExperts)
     return _Sparse(
         _Router(

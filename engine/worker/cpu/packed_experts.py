@@ -28,9 +28,12 @@ class PackedExperts(nn.Module):
         """``gate_up``: with each expert's rows in the order of ``_paired``."""
         super().__init__()
         self._gemm = gemm
-        self._gate_up, self._down = gate_up, down
-        self._shape, self._first = plain.shape, plain.first
-        bias, in_turn = plain.gate_up_bias, plain.shape.clamped is not None
+        self._gate_up = gate_up
+        self._down = down
+        self._shape = plain.shape
+        self._first = plain.first
+        bias = plain.gate_up_bias
+        in_turn = plain.shape.clamped is not None
         self._gate_up_bias = None if bias is None else _paired(bias, in_turn=in_turn).contiguous()
         self._down_bias = plain.added_bias
         self.register_buffer("gate_up", self._gate_up.numbers, persistent=False)

@@ -92,7 +92,8 @@ class Weight4:
         """weight [outputs, inputs], inputs a multiple of GROUP_SIZE"""
         self._num_outputs, self._num_inputs = weight.shape
         self._is_float = isinstance(weight, Quantized) and weight.is_float
-        blocks, groups = -(-self._num_outputs // INTERLEAVED), self._num_inputs // GROUP_SIZE
+        blocks = -(-self._num_outputs // INTERLEAVED)
+        groups = self._num_inputs // GROUP_SIZE
         self.numbers = empty_pages((blocks, groups, 2, INTERLEAVED, 2), torch.int32)
         self._grid = torch.empty(blocks, groups, INTERLEAVED, 2, dtype=weight.dtype)
         for rows, (numbers, grid) in by_rows(weight, self.numbers, self._grid, block=INTERLEAVED):
@@ -114,7 +115,8 @@ class PackedWeightLinear(nn.Module):
 
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, gemm: CompiledGemm) -> None:
         super().__init__()
-        self._weight, self._gemm = weight, gemm
+        self._weight = weight
+        self._gemm = gemm
         self._bias = None if bias is None else pad(bias, (0, -len(bias) % INTERLEAVED))
         self.register_buffer("numbers", weight.numbers, persistent=False)
 
@@ -134,7 +136,8 @@ class PackedEmbedding(nn.Module):
 
     def __init__(self, weight: Weight16 | Weight8, gemm: CompiledGemm) -> None:
         super().__init__()
-        self._weight, self._gemm = weight, gemm
+        self._weight = weight
+        self._gemm = gemm
         self.register_buffer("numbers", weight.numbers, persistent=False)
 
     def address(self) -> WeightAddress:

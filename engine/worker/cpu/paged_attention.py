@@ -57,7 +57,8 @@ class CpuPagedAttention:
     def begin_step(self, batch: AttentionBatch) -> None:
         self._batch = batch
         self._num_threads = torch.get_num_threads()
-        num_decodes, num_seqs = batch.num_decodes, len(batch.query_lens)
+        num_decodes = batch.num_decodes
+        num_seqs = len(batch.query_lens)
         for group, of_group in enumerate(batch.by_group):
             self._decodes[group] = _addresses(of_group, 0, num_decodes)
             self._prompts[group] = _addresses(of_group, num_decodes, num_seqs)
@@ -77,11 +78,15 @@ class CpuPagedAttention:
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        query, key, value = self._rows(query), self._rows(key), self._rows(value)
+        query = self._rows(query)
+        key = self._rows(key)
+        value = self._rows(value)
         output = torch.empty(query.shape, dtype=self._pool.dtype)
         heads = self._heads
-        heads.num_heads, heads.scale = query.shape[1], scale
-        heads.window, heads.chunk = window or 0, chunk or 0
+        heads.num_heads = query.shape[1]
+        heads.scale = scale
+        heads.window = window or 0
+        heads.chunk = chunk or 0
         heads.soft_cap = soft_cap or 0.0
         sink_scores = None if sinks is None else sinks.float().contiguous()
         heads.sinks = None if sink_scores is None else sink_scores.data_ptr()
@@ -115,13 +120,17 @@ class CpuPagedAttention:
         """See AttentionBackend. The kernel computes ``LATENT_UNIT`` numbers of values at a time."""
         assert self._batch is not None, "a step begins first"
         group, slot = self.places[layer]
-        query, key = self._rows(query), self._rows(latent[:, None])
+        query = self._rows(query)
+        key = self._rows(latent[:, None])
         padded = -(-value_size // LATENT_UNIT) * LATENT_UNIT
         output = torch.empty((*query.shape[:2], padded), dtype=self._pool.dtype)
         heads = self._heads
-        heads.num_heads, heads.scale, heads.value_size = query.shape[1], scale, padded
+        heads.num_heads = query.shape[1]
+        heads.scale = scale
+        heads.value_size = padded
         heads.window = heads.chunk = 0
-        heads.soft_cap, heads.sinks = 0.0, None
+        heads.soft_cap = 0.0
+        heads.sinks = None
         self._point_to(query, key, key, output, 0)
         of_group = self._batch.by_group[group]
         sequences = _addresses(of_group, 0, len(of_group.query_lens))
@@ -144,7 +153,8 @@ class CpuPagedAttention:
         first_token: int,
     ) -> None:
         """Point ``_heads`` to the rows of the tensors from ``first_token`` on."""
-        heads, size = self._heads, self._pool.itemsize
+        heads = self._heads
+        size = self._pool.itemsize
         heads.query_stride, heads.key_stride = query.stride(0), key.stride(0)
         heads.value_stride, heads.output_stride = value.stride(0), output.stride(0)
         heads.query = query.data_ptr() + first_token * heads.query_stride * size

@@ -67,7 +67,8 @@ def to_int4(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``row ≈ scale · (q - 8) + zero``: q [n, inputs] in [0, 15] and, in the type of the rows, the scale and
     the zero of each group of GROUP_SIZE inputs [n, groups, 2]."""
     groups = rows.float().view(len(rows), -1, GROUP_SIZE)
-    low, high = groups.amin(-1), groups.amax(-1)
+    low = groups.amin(-1)
+    high = groups.amax(-1)
     scales = ((high - low) / 15).clamp_min(torch.finfo(rows.dtype).tiny)
     grid = torch.stack([scales, low + 8 * scales], dim=-1).to(rows.dtype)
     scales, zeros = grid.float().unbind(-1)  # quantize to scales and zeros as they are stored

@@ -19,7 +19,8 @@ from engine.worker.memory import release_pages
 from engine.worker.parallel.group import TensorParallelGroup
 from engine.worker.pooling.loading import load
 
-KV_ONLY, WEIGHTS_TOO = 1, 2
+KV_ONLY = 1
+WEIGHTS_TOO = 2
 """Levels of sleep. On a GPU the first would move the weights to host memory; here they already are there."""
 
 MAX_NAMES = 8
@@ -41,8 +42,10 @@ class Resting:
         self.stamps: Stamps | None = None
         """The stamps of the files of the weights loaded last; ``CPUBackend.take_stamps`` takes them."""
         self._pooling = loaded.pooling
-        self._max_model_len, self._vocab_size = loaded.max_model_len, loaded.vocab_size
-        self._num_layers, self._dtype = loaded.model.num_layers, loaded.dtype
+        self._max_model_len = loaded.max_model_len
+        self._vocab_size = loaded.vocab_size
+        self._num_layers = loaded.model.num_layers
+        self._dtype = loaded.dtype
         self._pool = pool
         self._group = group
         self._has_weights = True

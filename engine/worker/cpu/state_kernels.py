@@ -14,7 +14,8 @@ import torch
 from engine.worker.cpu.kernels.library import load_state_library, typed
 from engine.worker.states.state_batch import StateBatch
 
-_ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+_ADDRESS = ctypes.c_void_p
+_NUMBER = ctypes.c_int64
 
 
 def _fields(pointers: str, numbers: str) -> tuple[tuple[str, Any], ...]:
@@ -81,7 +82,8 @@ class StateKernels:
         """See ``StateOps``."""
         num_channels, width = weight.shape
         x, stride = _rows(x)
-        weight, bias = _as(weight, x.dtype), None if bias is None else _as(bias, x.dtype)
+        weight = _as(weight, x.dtype)
+        bias = None if bias is None else _as(bias, x.dtype)
         output = x.new_empty(len(x), num_channels)
         arguments = _CausalConv(
             x.data_ptr(),
@@ -113,7 +115,8 @@ class StateKernels:
         """See ``StateOps``."""
         (num_tokens, num_k_heads, k_size), (_, num_v_heads, v_size) = k.shape, v.shape
         (q, q_stride), (k, k_stride), (v, v_stride) = _rows(q), _rows(k), _rows(v)
-        g, beta = _as(g, torch.float32), _as(beta, torch.float32)
+        g = _as(g, torch.float32)
+        beta = _as(beta, torch.float32)
         assert q.dtype == k.dtype == v.dtype
         assert pool.dtype == torch.float32
         output = v.new_empty(num_tokens, num_v_heads, v_size)

@@ -14,7 +14,8 @@ MAX_KEPT_WAITING = 0.3
 has none, a team with fewer threads is tried."""
 MIN_STEP_S = 0.005
 """In shorter steps, waking a thread takes so much of the time that it looks like contention."""
-MIN_STEPS_BETWEEN_TRIALS, MAX_STEPS_BETWEEN_TRIALS = 8, 128
+MIN_STEPS_BETWEEN_TRIALS = 8
+MAX_STEPS_BETWEEN_TRIALS = 128
 """Steps between trials of the other number of threads; doubled after each trial in which it is slower."""
 KNOWN_FOR_S = 1.0
 """Measurements are dropped this long after the last step of their size, as other processes start and end."""
@@ -90,12 +91,14 @@ class ThreadTeam:
         if self._size == 1 or not num_tokens:
             step(self._size)
             return
-        began, began_busy = self._clock(), self._busy_clock()
+        began = self._clock()
+        began_busy = self._busy_clock()
         pace = self._pace(num_tokens.bit_length(), began)
         by_smaller = pace.takes_smaller()
         step(self._size - by_smaller)
         pace.last_used = self._clock()
-        seconds, busy = pace.last_used - began, self._busy_clock() - began_busy
+        seconds = pace.last_used - began
+        busy = self._busy_clock() - began_busy
         waiting = 1 - busy / seconds if seconds >= MIN_STEP_S else 0.0
         pace.note(by_smaller, seconds / num_tokens, waiting)
 

@@ -36,7 +36,8 @@ def draft_inputs(
     query_lens = ends - starts
     is_decode = (query_lens == 1) & is_free
     order = np.lexsort((np.where(is_decode, ends, 0), ~is_decode))
-    query_lens, seq_lens = query_lens[order], ends[order]
+    query_lens = query_lens[order]
+    seq_lens = ends[order]
     token_ends = np.cumsum(query_lens)
     seqs = np.repeat(np.arange(len(order)), query_lens)
     positions = np.arange(len(seqs)) + (seq_lens - token_ends)[seqs]

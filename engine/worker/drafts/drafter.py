@@ -123,13 +123,15 @@ class WorkerDrafter:
 
     def _round(self, plan: SchedulerOutput, step: StepInputs, sampled: list[list[int]]) -> _Round:
         """The work to do for each sequence of the step."""
-        batch, shift = self._batch, self._network.shift
+        batch = self._batch
+        shift = self._network.shift
         rows = batch.rows_of(step.req_ids)
         admitted = {new.req_id for new in plan.scheduled_new_reqs}
         admitted |= plan.scheduled_cached_reqs.resumed_req_ids
         is_new = np.array([req_id in admitted for req_id in step.req_ids], dtype=np.bool_)
         is_sampled = np.array([bool(tokens) for tokens in sampled], dtype=np.bool_)
-        query_lens, seq_lens = step.attention.query_lens, step.attention.seq_lens
+        query_lens = step.attention.query_lens
+        seq_lens = step.attention.seq_lens
         computed = seq_lens - query_lens
         starts = np.maximum(np.where(is_new, 0, self._num_computed[rows]), computed)
         confirmed = np.where(is_sampled, batch.num_tokens_of(rows) - shift, seq_lens)
@@ -152,7 +154,8 @@ class WorkerDrafter:
         tokens: dict[str, list[int]] = {req_id: [] for req_id in some.req_ids}
         chances: dict[str, list[float]] = {req_id: [] for req_id in some.req_ids}
         order = some.ends.argsort(kind="stable")  # one-token sequences then stay in this order
-        some, last = some.some(order), first.some(order)
+        some = some.some(order)
+        last = first.some(order)
         for count in range(1, self._num_tokens + 1):
             for req_id, token, chance in zip(some.req_ids, last.token_ids, last.chances, strict=True):
                 tokens[req_id].append(int(token))
@@ -160,7 +163,8 @@ class WorkerDrafter:
             going = np.flatnonzero((some.num_drafts > count) & (last.chances >= MIN_CHANCE))
             if not len(going):
                 break
-            some, last = some.some(going), last.some(going)
+            some = some.some(going)
+            last = last.some(going)
             last = self._one_more(some, last, some.ends + count - 1).behind(last)
         return {req_id: Proposal(tokens[req_id], chances[req_id]) for req_id in tokens}
 

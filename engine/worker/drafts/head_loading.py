@@ -112,7 +112,7 @@ def _checked_shape(config: Any, of_model: DecoderShape, folder: Path) -> Decoder
     """The shape of the head's layer. ModelLoadError if it is unsupported, or does not fit this model."""
     shape = decoder_shape(config) if is_native(config) else None
     if shape is None or shape.num_layers != 1 or not isinstance(shape.mlps[0], DenseShape):
-        raise ModelLoadError(f"{folder} holds no supported EAGLE head: it must be one layer of a Llama.")
+        raise ModelLoadError(f"{folder} holds no supported EAGLE head: it must be one Llama layer.")
     if shape.windows != (None,) or not shape.is_compiled:
         raise ModelLoadError(f"{folder} cannot draft: its layer has no full attention.")
     if shape.hidden_size != of_model.hidden_size:

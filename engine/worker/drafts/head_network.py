@@ -22,7 +22,9 @@ class HeadNetwork:
     shift = 1
 
     def __init__(self, head: DraftHead, model: Decoder, rope: RotaryEmbedding) -> None:
-        self._head, self._model, self._rope = head, model, rope
+        self._head = head
+        self._model = model
+        self._rope = rope
 
     def forward(
         self,

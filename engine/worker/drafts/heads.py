@@ -97,7 +97,9 @@ class PredictionHead(nn.Module):
         """``shape``: of a single layer; ``fused``: see ``DecoderLayer.checkpoint_parts``."""
         super().__init__()
         size = shape.hidden_size
-        self._shape, self._names, self._fused = shape, names, fused
+        self._shape = shape
+        self._names = names
+        self._fused = fused
         self.token_norm = build.parameter(size)
         self.hidden_norm = build.parameter(size)
         self.fuse = build.linear(2 * size, size, bias=False)
@@ -115,7 +117,8 @@ class PredictionHead(nn.Module):
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """See DraftHead."""
-        names, layer = self._names, self.layer.checkpoint_parts(fused=self._fused)
+        names = self._names
+        layer = self.layer.checkpoint_parts(fused=self._fused)
         return {
             names.token_norm: TensorPart(self.token_norm),
             names.hidden_norm: TensorPart(self.hidden_norm),
@@ -148,7 +151,8 @@ class _Layer(nn.Module):
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The parameters by their names in a head's folder."""
-        attention, mlp = self.attention.checkpoint_parts(), self.mlp.checkpoint_parts()
+        attention = self.attention.checkpoint_parts()
+        mlp = self.mlp.checkpoint_parts()
         return {
             **{f"layers.0.self_attn.{name}": part for name, part in attention.items()},
             **{f"layers.0.mlp.{name}": part for name, part in mlp.items()},
@@ -202,7 +206,8 @@ class Eagle3Head(nn.Module):
         normalized, too."""
         super().__init__()
         size = shape.hidden_size
-        self._shape, self._norm_before_residual = shape, norm_before_residual
+        self._shape = shape
+        self._norm_before_residual = norm_before_residual
         self.fuse = build.linear(num_layers * size, size, bias=False)
         self.token_norm = build.parameter(size)
         self.hidden_norm = build.parameter(size)

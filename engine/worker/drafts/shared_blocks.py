@@ -33,7 +33,8 @@ def open_pool(spec: KvCacheSpec, draft: KvCacheSpec | None, num_blocks: int, dev
     if draft is None:
         pool = spec.allocate(num_blocks, device)
         return KvPool(pool, pool)
-    kv_bytes, draft_bytes = spec.kv_bytes_per_block, draft.kv_bytes_per_block
+    kv_bytes = spec.kv_bytes_per_block
+    draft_bytes = draft.kv_bytes_per_block
     shape = (num_blocks, kv_bytes + draft_bytes)
     blocks = (
         zeros_on_host(shape, torch.uint8)

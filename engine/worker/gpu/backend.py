@@ -43,7 +43,9 @@ class GPUBackend:
         config: EngineConfig,
         group: TensorParallelGroup,
     ) -> None:
-        device, limits, max_model_len = loaded.device, config.scheduler, loaded.max_model_len
+        device = loaded.device
+        limits = config.scheduler
+        max_model_len = loaded.max_model_len
         self._limits = limits
         self._max_model_len = max_model_len
         self._streams = streams_of(device)
@@ -115,7 +117,8 @@ def _graph_sizes(loaded: LoadedModel, config: EngineConfig) -> GraphSizes:
     """The sizes of the CUDA graphs. None are captured on a CPU, which has no launches to save, for models
     whose steps make the host wait, for pipeline stages, which communicate between their layers and others',
     or where cores share experts, so that each step has the tokens of all."""
-    drafts, limits = config.speculative, config.scheduler
+    drafts = config.speculative
+    limits = config.scheduler
     verified_len = 1 if drafts is None else 1 + drafts.num_speculative_tokens
     is_part = config.model.pipeline_parallel_size > 1 or cores_sharing_experts(config) > 1
     if is_part or config.model.enforce_eager or loaded.device.type != "cuda" or not never_waits(loaded.model):

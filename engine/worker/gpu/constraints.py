@@ -73,7 +73,8 @@ class _Lists:
         if params.allowed_token_ids is not None:
             self.restricted.append(index)
             self.allowed += [first + token for token in params.allowed_token_ids]
-        row, num_tokens = int(batch.rows[index]), int(batch.num_prompt_tokens[index]) + num_output_tokens
+        row = int(batch.rows[index])
+        num_tokens = int(batch.num_prompt_tokens[index]) + num_output_tokens
         for word in params.bad_words_token_ids or ():
             if word[-1] >= vocab_size:
                 continue  # its place would be in the next request's logits

@@ -161,7 +161,8 @@ class DeviceBatch:
             return None
         uniform_len = uniform_len_of(plan, self._graph_sizes.verified_len)
         step = self._rows.step_rows(plan, uniform_len, writes_first=True)
-        pictures, positions = self.pictures, None
+        pictures = self.pictures
+        positions = None
         if pictures is not None:
             positions = pictures.begin_step(plan, step)
         prompts = prompt_rows(self._rows.prompts_told(plan), step, self._ids_of)
@@ -242,7 +243,8 @@ class DeviceBatch:
         staging.begin()
         # First: CUDA graphs need fixed addresses.
         arrays = self._put_tokens(step, uniform_len, graph, prefix, positions)
-        sample_rows, num_drafts = step.sample_rows, step.sample_drafts
+        sample_rows = step.sample_rows
+        num_drafts = step.sample_drafts
         sampling = self._sampler.stage(self._rows.sampling_batch(sample_rows, num_drafts), staging)
         drafts = None
         if num_drafts is not None:
@@ -352,7 +354,8 @@ class DeviceBatch:
         return TokenArrays(batch, put(_padded(places, num_idle_tokens), np.int64), graph, axes)
 
     def _put_prefix(self, prefix: CommonPrefix, num_idle: int) -> SharedPrefix:
-        place, lens = (prefix.row, prefix.num_tokens), prefix.num_tokens * prefix.has_it
+        place = (prefix.row, prefix.num_tokens)
+        lens = prefix.num_tokens * prefix.has_it
         return SharedPrefix(
             self._staging.put(place, np.int32), self._staging.put(_padded(lens, num_idle), np.int32)
         )
@@ -366,7 +369,8 @@ def _idle_rows(query_lens: IntArray, seq_lens: IntArray, uniform_len: int, num_g
     """Sequences that all use row 0, store no KV and are not sampled."""
     ends = np.cumsum(query_lens)
     positions = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
-    none, nowhere = np.empty(0, dtype=np.int64), np.full_like(positions, NOWHERE)
+    none = np.empty(0, dtype=np.int64)
+    nowhere = np.full_like(positions, NOWHERE)
     return StepRows(
         req_ids=[],
         num_uniform=int(np.count_nonzero(query_lens == uniform_len)),

@@ -96,7 +96,8 @@ class DeviceModelRunner:
         that is done. Nothing is planned behind such a step before its output is known, so nobody waits who
         would not wait anyway."""
         with self._queuing:
-            step, fetched = in_flight.step, in_flight.fetched
+            step = in_flight.step
+            fetched = in_flight.fetched
             if (
                 step is None
                 or step.sampled_drafts is None
@@ -122,7 +123,8 @@ class DeviceModelRunner:
         if host is not None:
             host.begin_step(plan)
         step = self._batch.send(plan)
-        logits, told = None, dict[str, PromptLogprobs]()
+        logits = None
+        told = dict[str, PromptLogprobs]()
         if step is not None and step.prompts:
             logits, told = self._forward.told(step)
         elif step is not None:
@@ -186,11 +188,13 @@ class StepInFlight:
         return self._runner.reported(self._output())
 
     def _output(self) -> ModelRunnerOutput:
-        step, fetched = self.step, self.fetched
+        step = self.step
+        fetched = self.fetched
         if step is None or fetched is None:
             return EMPTY_MODEL_RUNNER_OUTPUT
         fetched.mark.synchronize()
-        seqs, token_ids = step.sample_seqs.tolist(), fetched.token_ids.tolist()
+        seqs = step.sample_seqs.tolist()
+        token_ids = fetched.token_ids.tolist()
         taken = range(len(seqs)) if self.verified is None else self.verified.samples.tolist()
         sampled: list[list[int]] = [[] for _ in step.req_ids]
         for sample in taken:
@@ -220,7 +224,8 @@ def _failed(
     if scores is None or not len(scores) or math.isfinite(scores.sum(dtype=torch.float64).item()):
         return {}
     limited = frozenset() if plan.masks is None else frozenset(plan.masks.result().req_ids)
-    seqs, values = step.sample_seqs.tolist(), scores.tolist()
+    seqs = step.sample_seqs.tolist()
+    values = scores.tolist()
     reasons = {}
     for sample in taken:
         if not math.isfinite(values[sample]):

@@ -121,7 +121,8 @@ class DeviceSampler:
     @staticmethod
     def staged_words(max_num_seqs: int) -> int:
         """The most 32-bit words that ``stage`` puts."""
-        narrow, wide = (max_num_seqs, 4), (max_num_seqs, 8)
+        narrow = (max_num_seqs, 4)
+        wide = (max_num_seqs, 8)
         draws = (narrow, wide, wide, narrow, narrow, narrow)
         penalties = (wide, *(narrow,) * 6)
         return words_of(*draws, *penalties)
@@ -206,7 +207,8 @@ class DeviceSampler:
 
     def _floors(self, logits: torch.Tensor, temperature: torch.Tensor, filters: Filters) -> torch.Tensor:
         """See SamplingOps.floors: [num_filtered]"""
-        part, temperature = logits[filters.indices], temperature[filters.indices]
+        part = logits[filters.indices]
+        temperature = temperature[filters.indices]
         if filters.max_top_k <= MAX_LISTED:
             return _floors_of_best(part, temperature, filters)
         return self._ops.floors(part, temperature, filters.top_k, filters.top_p, filters.min_p)
@@ -265,7 +267,8 @@ def _forced(batch: SamplingBatch, streams: DeviceStreams) -> torch.Tensor | None
     """See DeviceSampling.forced."""
     forced = np.full(len(batch.greedy), -1, dtype=np.int64)
     for index, params in batch.special:
-        replayed, position = params.replay_token_ids, int(batch.num_output_tokens[index])
+        replayed = params.replay_token_ids
+        position = int(batch.num_output_tokens[index])
         if replayed is not None and position < len(replayed):
             forced[index] = replayed[position]
     return streams.upload(forced) if (forced >= 0).any() else None

@@ -82,7 +82,8 @@ class Forward:
 
         A prompt's logits are never in memory all at once: the model returns the inputs of its head.
         """
-        decoder, num_samples = self._decoder, len(step.sample_tokens)
+        decoder = self._decoder
+        num_samples = len(step.sample_tokens)
         assert decoder is not None, "others tell no prompts"
         rows = np.concatenate([each.tokens for each in step.prompts])
         all_rows = torch.cat((step.sample_tokens, torch.from_numpy(rows).to(step.sample_tokens.device)))

@@ -41,13 +41,12 @@ class FusedDecoder:
 
     def __init__(self, model: Decoder, attention: PagedKv, ops: FusedOps, max_positions: int) -> None:
         """Shares the weights of ``model``."""
-        self.num_layers, self.num_kv_heads, self.head_dim = (
-            model.num_layers,
-            model.num_kv_heads,
-            model.head_dim,
-        )
+        self.num_layers = model.num_layers
+        self.num_kv_heads = model.num_kv_heads
+        self.head_dim = model.head_dim
         self.num_kv_vectors = model.num_kv_vectors
-        self.windows, self.chunks = model.windows, model.chunks
+        self.windows = model.windows
+        self.chunks = model.chunks
         self._plain = model
         self._attention = attention
         self._ops = ops
@@ -109,7 +108,8 @@ class FusedDecoder:
 
     def _attend(self, index: int, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """qkv [num_tokens, query_size + 2 * kv_size] -> [num_tokens, query_size]"""
-        shape, attention = self._plain.shape, self._attention
+        shape = self._plain.shape
+        attention = self._attention
         write = KVWrite(*attention.pages(index), attention.slots_of(index), attention.kv_scale)
         query = self._ops.rope_and_write(qkv, self._cos_sin, positions, write, self._norms[index])
         attended = attention.attend_written(

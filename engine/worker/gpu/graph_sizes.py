@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_FINE, _FINE_LIMIT = 8, 256
-_COARSE, _COARSE_LIMIT = 64, 1024
+_FINE = 8
+_FINE_LIMIT = 256
+_COARSE = 64
+_COARSE_LIMIT = 1024
 MOST_VERIFIED_TOKENS = 1024
 """Tokens of the largest captured step with drafts. A larger step computes for longer than its launches take,
 and a graph would keep the logits of all its tokens."""

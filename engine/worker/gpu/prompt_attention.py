@@ -97,7 +97,8 @@ class FastPromptAttention:
                 sinks=sinks,
             )
         query = query.contiguous()  # transformers' code may give a transposed one
-        parts, token = [], 0
+        parts = []
+        token = 0
         for prompts in self._groups_of(batch):
             part = query[token : token + prompts.num_tokens]
             parts.append(path.attend(keys, values, part, prompts, kind))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 GOLDEN_RATIO = 0x9E3779B9
-FIRST_FACTOR, SECOND_FACTOR = 0x7FEB352D, 0x846CA68B
+FIRST_FACTOR = 0x7FEB352D
+SECOND_FACTOR = 0x846CA68B
 """Constants of the hash function ``lowbias32`` (C. Wellons, "Prospecting for Hash Functions", 2018)."""
 SERIES_LIMIT = 0.01
 """Below this, a series is more exact for -log(1 - u) than computing 1 - u with 24 bits."""
@@ -38,7 +39,8 @@ class TorchSamplingOps:
         scaled = _scaled(logits, temperature)
         best = scaled.amax(dim=-1)
         lowest = sort_keys(best + min_p.log())
-        highest, keys = sort_keys(best), sort_keys(scaled)
+        highest = sort_keys(best)
+        keys = sort_keys(scaled)
         kth = _search(keys, torch.ones_like(scaled), top_k, lowest, highest)
         lowest = torch.where(top_k < logits.shape[1], kth, lowest)
         mass = (scaled - best[:, None]).exp().masked_fill(keys < lowest[:, None], 0.0)
@@ -65,7 +67,8 @@ def _search(
     for _ in range(32):
         middle = (low & high) + ((low ^ high) >> 1)
         few = torch.where(keys > middle[:, None], weights, 0.0).sum(dim=-1) < limits
-        low, high = torch.where(few, low, middle + 1), torch.where(few, middle, high)
+        low = torch.where(few, low, middle + 1)
+        high = torch.where(few, middle, high)
         low = torch.minimum(low, high)
     return high
 

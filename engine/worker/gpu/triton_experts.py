@@ -40,12 +40,14 @@ _SOME = _Tiles(rows=64, columns=128, depth=64, num_warps=4, num_stages=3)
 _MANY = _Tiles(rows=128, columns=256, depth=64, num_warps=8, num_stages=3)
 """For prompts: bound by the tensor cores. The fastest of those tried on an H200 at 128 rows per expert. Not
 used on an A100, which has enough shared memory but spills registers."""
-_ROWS_EACH_FOR_SOME, _ROWS_EACH_FOR_MANY = 32, 64
+_ROWS_EACH_FOR_SOME = 32
+_ROWS_EACH_FOR_MANY = 64
 """Rows per expert from which larger tiles are used. The second is twice the first, so that some power of two
 of tokens is between them, and warm-up runs use all of these tiles."""
 _TILES_TOGETHER = 8
 """The number of tiles whose programs are neighbors, see ``_tile_and_block``."""
-_SORTED_AT_ONCE, _SUMMED_AT_ONCE = 2048, 1024
+_SORTED_AT_ONCE = 2048
+_SUMMED_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ def _tiles_for(num_rows: int, num_experts: int, device: torch.device) -> _Tiles:
 
 def _sort(chosen: torch.Tensor, experts: Experts) -> _Rows:
     """chosen [num_tokens, experts_per_token]"""
-    num_rows, num_experts = chosen.numel(), len(experts.gate_up)
+    num_rows = chosen.numel()
+    num_experts = len(experts.gate_up)
     tiles = _tiles_for(num_rows, experts.shape.routing.num_experts, chosen.device)
     most = num_rows // tiles.rows + min(num_experts, num_rows)
     num_tiles = triton.cdiv(most, _TILES_TOGETHER) * _TILES_TOGETHER
@@ -110,7 +113,9 @@ def _sort(chosen: torch.Tensor, experts: Experts) -> _Rows:
 def _gated(x: torch.Tensor, experts: Experts, rows: _Rows) -> torch.Tensor:
     """x [num_tokens, hidden_size] -> [num_rows, size of an expert]: gates times ups of the sorted rows"""
     _, size, num_inputs = experts.gate_up.shape
-    size, tiles, clamped = size // 2, rows.tiles, experts.shape.clamped
+    size = size // 2
+    tiles = rows.tiles
+    clamped = experts.shape.clamped
     gated = x.new_empty(len(rows.tokens), size)
     block = tiles.columns // 2
     _gates_times_ups[(len(rows.table) * triton.cdiv(size, block),)](
@@ -138,7 +143,8 @@ def _gated(x: torch.Tensor, experts: Experts, rows: _Rows) -> torch.Tensor:
 def _outputs(gated: torch.Tensor, experts: Experts, rows: _Rows) -> torch.Tensor:
     """gated [num_rows, size of an expert] -> [num_rows, hidden_size]"""
     _, num_outputs, num_inputs = experts.down.shape
-    bias, tiles = experts.added_bias, rows.tiles
+    bias = experts.added_bias
+    tiles = rows.tiles
     out = gated.new_empty(len(gated), num_outputs)
     _multiply_rows[(len(rows.table) * triton.cdiv(num_outputs, tiles.columns),)](
         gated,

@@ -60,11 +60,14 @@ class TritonOps:
         write: KVWrite,
         norms: HeadNorms | None,
     ) -> torch.Tensor:
-        keys, values = write.keys, write.values
+        keys = write.keys
+        values = write.values
         assert keys.stride() == values.stride(), "views of one pool"
         assert keys.stride(3) == 1, "heads are contiguous"
-        num_tokens, head_dim = len(qkv), write.head_dim
-        num_heads, num_kv_heads = write.num_heads(qkv), write.num_kv_heads
+        num_tokens = len(qkv)
+        head_dim = write.head_dim
+        num_heads = write.num_heads(qkv)
+        num_kv_heads = write.num_kv_heads
         query = qkv.new_empty(num_tokens, num_heads, head_dim)
         _rope_and_write[(num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS_EACH))](
             qkv,
@@ -91,7 +94,8 @@ class TritonOps:
         return query
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        num_tokens, inner = len(gate_up), gate_up.shape[1] // 2
+        num_tokens = len(gate_up)
+        inner = gate_up.shape[1] // 2
         gated = gate_up.new_empty(num_tokens, inner)
         _swiglu[(num_tokens, triton.cdiv(inner, _SWIGLU_BLOCK))](
             gate_up, gated, gate_up.stride(0), INNER=inner, BLOCK=_SWIGLU_BLOCK

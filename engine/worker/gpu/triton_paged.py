@@ -58,7 +58,8 @@ class TritonPagedAttention:
         self._pages = [Pages(pool[:, slot, 0], pool[:, slot, -1]) for _, slot in places]
         self._groups = [group for group, _ in places]
         self._tiling = uniform_tiling(head_dim, pool.dtype)
-        scratch, num_processors = SplitScratch.allocate(head_dim, pool.device), count_processors(pool.device)
+        scratch = SplitScratch.allocate(head_dim, pool.device)
+        num_processors = count_processors(pool.device)
         self._splitter = KvSplitter.for_few_queries(scratch, num_processors)
         self._shared_bytes = shared_bytes_of(pool.device)
         self._prefix_tiling = partial(prefix_tiling, head_dim=head_dim, dtype=pool.dtype)
@@ -118,7 +119,8 @@ class TritonPagedAttention:
         self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
     ) -> torch.Tensor:
         """See AttentionBackend. torch computes the attention of prompts."""
-        latents, batch = self._pages[layer].keys, self._batch_of(layer)
+        latents = self._pages[layer].keys
+        batch = self._batch_of(layer)
         scoring = Scoring(scale, kv_scale=self.kv_scale)
         self.write(layer, latent[:, None], latent[:, None])
         num_uniform = batch.num_uniform_tokens
@@ -167,7 +169,8 @@ class TritonPagedAttention:
     def _attend_uniform(
         self, layer: int, query: torch.Tensor, scoring: Scoring, output: torch.Tensor
     ) -> None:
-        batch, pages = self._batch_of(layer), self._pages[layer]
+        batch = self._batch_of(layer)
+        pages = self._pages[layer]
         sizes = {
             "num_programs": batch.num_uniform * pages.keys.shape[2],
             "num_rows": query.shape[0] * query.shape[1],

@@ -13,7 +13,8 @@ from engine.worker.gpu import torch_sampling
 
 BLOCK = 4096
 """Tokens that a program reads at a time."""
-DRAW_WARPS, FLOORS_WARPS = 8, 16
+DRAW_WARPS = 8
+FLOORS_WARPS = 16
 _GOLDEN_RATIO = tl.constexpr(torch_sampling.GOLDEN_RATIO)
 _FIRST_FACTOR = tl.constexpr(torch_sampling.FIRST_FACTOR)
 _SECOND_FACTOR = tl.constexpr(torch_sampling.SECOND_FACTOR)

@@ -26,7 +26,8 @@ operations, and spill registers."""
 _SCANS_IN_CHUNKS: frozenset[torch.dtype] = frozenset()
 """The same for the selective scan. Empty: on an H200 its chunks were wrong in bf16, and later changes have
 not been run there."""
-_CONV_TOKENS, _CONV_CHANNELS = 16, 128
+_CONV_TOKENS = 16
+_CONV_CHANNELS = 128
 
 
 class TritonStates:
@@ -44,7 +45,8 @@ class TritonStates:
     ) -> torch.Tensor:
         """See ``StateOps``."""
         num_channels, width = weight.shape
-        x, pool_stride = _rows(x), _slot_stride(pool)
+        x = _rows(x)
+        pool_stride = _slot_stride(pool)
         output = x.new_empty(len(x), num_channels)
         _causal_conv[(len(batch.query_lens), triton.cdiv(num_channels, _CONV_CHANNELS))](
             x,
@@ -77,8 +79,13 @@ class TritonStates:
     ) -> torch.Tensor:
         """See ``StateOps``."""
         (num_tokens, num_k_heads, k_size), (_, num_v_heads, v_size) = k.shape, v.shape
-        q, k, v, pool_stride = _rows(q), _rows(k), _rows(v), _slot_stride(pool)
-        g, beta, table = g.contiguous(), beta.contiguous(), table_on(batch, v.device)
+        q = _rows(q)
+        k = _rows(k)
+        v = _rows(v)
+        pool_stride = _slot_stride(pool)
+        g = g.contiguous()
+        beta = beta.contiguous()
+        table = table_on(batch, v.device)
         output = v.new_empty(num_tokens, num_v_heads, v_size)
         num_short = _num_short(table, v.dtype in _IN_CHUNKS)
         if num_short < len(batch.query_lens):
@@ -122,9 +129,16 @@ class TritonStates:
     ) -> torch.Tensor:
         """See ``StateOps``."""
         (num_tokens, num_heads, head_size), (_, num_groups, state_size) = x.shape, b.shape
-        x, b, c, pool_stride = _rows(x), _rows(b), _rows(c), _slot_stride(pool)
-        dt, a, d, dt_bias = dt.contiguous(), a.contiguous(), d.contiguous(), dt_bias.contiguous()
-        output, table = x.new_empty(num_tokens, num_heads, head_size), table_on(batch, x.device)
+        x = _rows(x)
+        b = _rows(b)
+        c = _rows(c)
+        pool_stride = _slot_stride(pool)
+        dt = dt.contiguous()
+        a = a.contiguous()
+        d = d.contiguous()
+        dt_bias = dt_bias.contiguous()
+        output = x.new_empty(num_tokens, num_heads, head_size)
+        table = table_on(batch, x.device)
         num_short = _num_short(table, x.dtype in _SCANS_IN_CHUNKS)
         if num_short < len(batch.query_lens):
             scan_chunks(x, dt, a, b, c, d, dt_bias, pool, output, table)

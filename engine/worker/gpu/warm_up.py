@@ -30,7 +30,8 @@ EXPENSIVE = SamplingParams(
     bad_words_token_ids=[[0, 0]],
 )
 """Uses every feature that needs separate memory or kernels."""
-LISTED, SEARCHED = SamplingParams(top_k=20, top_p=0.95), SamplingParams(top_p=0.95)
+LISTED = SamplingParams(top_k=20, top_p=0.95)
+SEARCHED = SamplingParams(top_p=0.95)
 """The usual parameters: the sampler sorts the best tokens, or searches for the threshold (see MAX_LISTED)."""
 
 
@@ -55,7 +56,8 @@ def warm_up_steps(
     together, in contexts from short to long; with drafts, steps that verify them; then prompts of increasing
     length, at most doubled each time, up to the longest; then steps with a shared prefix."""
     budget = limits.max_num_batched_tokens
-    short, long = min(_SHORT_PROMPT, budget, max_model_len), min(budget, max_model_len)
+    short = min(_SHORT_PROMPT, budget, max_model_len)
+    long = min(budget, max_model_len)
     num_decodes = min(limits.max_num_seqs, budget)
     num_beside = min(limits.max_num_seqs - 1, budget - short)
     yield _equal(1, 1, 1)
@@ -128,7 +130,8 @@ def _sample(
     max_model_len: int,
 ) -> None:
     """Sample from logits [num_samples, vocab_size], every request at its maximum length."""
-    num_samples, num_rows = len(logits), len(batch.token_ids)
+    num_samples = len(logits)
+    num_rows = len(batch.token_ids)
     table = SamplingTable(num_rows, sampler.vocab_size)
     for row in range(num_rows):
         table.set_row(row, params, 0)

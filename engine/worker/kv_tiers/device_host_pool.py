@@ -128,7 +128,8 @@ class DeviceHostPool:
 
     def _copy(self, copies: BlockCopies, before: Event) -> Event:
         """Copy from host to device."""
-        block_ids, rows = np.array(copies.block_ids), self._rows.of(copies.host_slots)
+        block_ids = np.array(copies.block_ids)
+        rows = self._rows.of(copies.host_slots)
         stream = self._streams.loads
         for event in (before, *self._stores.reading(block_ids), *self._stores.writing(rows)):
             stream.wait_event(event)
@@ -159,7 +160,8 @@ class DeviceHostPool:
         self._rows.take_back(reports)
         for load_ids, failed in ((reports.finished_loads, False), (reports.failed_loads, True)):
             for load_id in load_ids:
-                self._loads[load_id].is_read, self._loads[load_id].failed = True, failed
+                self._loads[load_id].is_read = True
+                self._loads[load_id].failed = failed
         return TransferReports(finished_writes=reports.finished_writes, failed_writes=reports.failed_writes)
 
 

@@ -136,7 +136,8 @@ class DiskPool:
 
     def take_reports(self) -> TransferReports:
         with self._changed:
-            reports, self._reports = self._reports, TransferReports()
+            reports = self._reports
+            self._reports = TransferReports()
         return reports
 
     def close(self) -> None:
@@ -236,7 +237,8 @@ class DiskPool:
         if not num_blocks:
             return None
         self._timed_read(1)  # starts all threads
-        first_s, all_s = self._timed_read(1), self._timed_read(num_blocks)
+        first_s = self._timed_read(1)
+        all_s = self._timed_read(num_blocks)
         self._device[1 : num_blocks + 1] = 0
         return ReadSpeed(first_s, all_s / num_blocks)
 

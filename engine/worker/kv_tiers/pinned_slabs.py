@@ -68,7 +68,8 @@ class PinnedSlabs:
         breaks = (np.diff(block_ids) != 1) | (np.diff(rows) != 1) | (np.diff(slabs) != 0)
         bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(rows)]
         for start, end in pairwise(bounds):
-            block, count = int(block_ids[start]), end - start
+            block = int(block_ids[start])
+            count = end - start
             yield blocks[block : block + count], self._part(int(rows[start]), count)
 
     def close(self) -> None:

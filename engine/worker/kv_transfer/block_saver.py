@@ -69,9 +69,11 @@ class BlockSaver:
 
     def _take(self, saves: KVSaves) -> tuple[list[bytes], list[int]]:
         """Names and ids of the blocks that are not known to be in the folder, up to MAX_PENDING_BYTES."""
-        names, block_ids = list[bytes](), list[int]()
+        names = list[bytes]()
+        block_ids = list[int]()
         with self._lock:
-            num_left, is_full = (MAX_PENDING_BYTES - self._num_pending) // self._block_bytes, False
+            num_left = (MAX_PENDING_BYTES - self._num_pending) // self._block_bytes
+            is_full = False
             for name, block_id in zip(saves.names, saves.block_ids, strict=True):
                 if name in self._known:
                     self._known.move_to_end(name)

@@ -116,7 +116,8 @@ class LeaseServer:
     def take_reports(self) -> TransferReports:
         """Return the leases that readers have released or renewed since the last call."""
         with self._changed:
-            reports, self._reports = self._reports, TransferReports()
+            reports = self._reports
+            self._reports = TransferReports()
         return reports
 
     def close(self) -> None:

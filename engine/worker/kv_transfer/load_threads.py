@@ -83,7 +83,8 @@ class LoadThreads:
     def take_reports(self) -> TransferReports:
         """Return the loads that have ended since the last call."""
         with self._lock:
-            reports, self._reports = self._reports, TransferReports()
+            reports = self._reports
+            self._reports = TransferReports()
         return reports
 
     def close(self) -> None:

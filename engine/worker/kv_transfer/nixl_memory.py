@@ -51,7 +51,8 @@ class NixlMemory:
             raise failed("NIXL", error) from error
 
     def locate(self, block_ids: Sequence[int]) -> Located:
-        address, size = self._pool.data_ptr(), self._pool[0].nbytes
+        address = self._pool.data_ptr()
+        size = self._pool[0].nbytes
         return Located(self._metadata, self._memory, self._device, address, size, list(block_ids))
 
     def read(self, there: Located, block_ids: Sequence[int]) -> None:

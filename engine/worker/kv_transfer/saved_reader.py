@@ -20,7 +20,8 @@ class SavedReader:
     def fetch(self, reads: RemoteReads, rows: BlockRows, after: Sequence[Event]) -> None:
         for event in after:
             event.synchronize()
-        names, size = iter(reads.names), rows.block_bytes
+        names = iter(reads.names)
+        size = rows.block_bytes
         for some in chunks(reads.block_ids, size):
             buffer = rows.buffer_of(len(some))
             for index in range(len(some)):

@@ -124,7 +124,8 @@ class Checkpoint:
         return self.tensors[name].entries[0].file
 
     def _fill(self, name: str, part: TensorPart, files: TensorFiles) -> None:
-        tensor, view = self.tensors[name], part.view
+        tensor = self.tensors[name]
+        view = part.view
         for piece, slices in zip(part.views, part.slices, strict=True):
             tensor.fill(piece, files, region_of(tensor.shape, slices))
         if view.dtype == torch.float16 and tensor.entries[0].dtype != "F16":

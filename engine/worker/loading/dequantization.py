@@ -36,7 +36,8 @@ def log_dequantization(
     names = frozenset[str]() if kept is None else kept.names
     dequantized = stored = stays = 0.0
     for name, part in parts.items():
-        tensor, numbers = checkpoint.tensors[name], part.view.numel()
+        tensor = checkpoint.tensors[name]
+        numbers = part.view.numel()
         if isinstance(tensor, PlainTensor):
             continue
         if kept is not None and name in names:
@@ -57,7 +58,8 @@ def log_dequantization_of_all(plan: LoadPlan, checkpoint: Checkpoint) -> None:
 def _log(plan: LoadPlan, stored: float, dequantized: float, stays: float) -> None:
     if plan.weight_format is None:
         return
-    title, dtype = plan.weight_format.title, str(plan.dtype).removeprefix("torch.")
+    title = plan.weight_format.title
+    dtype = str(plan.dtype).removeprefix("torch.")
     if stays:
         logger.info("%s weights stay quantized: %s in memory.", title, as_gib(int(stays)))
     if dequantized:

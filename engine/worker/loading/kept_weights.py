@@ -70,7 +70,10 @@ class KeptWeights:
     ) -> None:
         """``model``: on the meta device; ``parts``: of all its tensors; ``gemm``: the compiled GEMM, None:
         torch multiplies."""
-        self._model, self._checkpoint, self._dtype, self._gemm = model, checkpoint, dtype, gemm
+        self._model = model
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._gemm = gemm
         self._modules: dict[str, _KeptModule] = {}
         self.saved_bytes = 0
         """The bytes saved compared with the model's dtype."""
@@ -148,7 +151,8 @@ class KeptWeights:
         plain = self._model.get_submodule(kept.name)
         if isinstance(plain, Experts):
             assert self._gemm is not None
-            gate_up, down = kept.take(0, self._dtype), kept.take(1, self._dtype)
+            gate_up = kept.take(0, self._dtype)
+            down = kept.take(1, self._dtype)
             return kept_experts(plain, gate_up, down, kept.bits, self._gemm)
         assert isinstance(plain, nn.Linear)
         return kept_linear(kept.take(0, self._dtype), kept.bits, plain.bias, self._gemm)

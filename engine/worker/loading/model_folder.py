@@ -120,7 +120,8 @@ def read_by_transformers(folder: Path, trust_remote_code: bool) -> PreTrainedCon
     were plain."""
     import transformers  # takes seconds and 150 MB
 
-    path, fields = folder / "config.json", raw_config(folder)
+    path = folder / "config.json"
+    fields = raw_config(folder)
     read_as = _READ_AS.get(str(fields.pop("model_type", None)))
     try:
         if read_as is None:

@@ -67,7 +67,8 @@ class SectionedPart(TensorPart):
 
     @property
     def slices(self) -> tuple[tuple[slice, ...], ...]:
-        slices, end = [], 0
+        slices = []
+        end = 0
         for each in self.sections:
             start = end + each.index * each.length
             slices.append((slice(start, start + each.length),))

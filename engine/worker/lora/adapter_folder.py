@@ -138,7 +138,8 @@ def _weights(
     max_rank: int,
 ) -> LowRankWeights:
     name = f"layers.{key[0]}.{key[1]}"
-    down, up = pair.get("A"), pair.get("B")
+    down = pair.get("A")
+    up = pair.get("B")
     if down is None or up is None or down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1]:
         raise _fault(folder, f"{name} needs lora_A [rank, inputs] and lora_B [outputs, rank]")
     rank = len(down)

@@ -40,7 +40,8 @@ class AdapterStore:
         """Wrap each linear that adapters may change in a LowRankLinear."""
         self.step = StepAdapters()
         self._max_rank = config.max_lora_rank
-        self._dtype, self._device = model.final_norm.dtype, model.final_norm.device
+        self._dtype = model.final_norm.dtype
+        self._device = model.final_norm.device
         self._layers = model.layer_numbers
         self._num_all_layers = model.num_all_layers
         self._places: dict[int, dict[str, Place]] = {}
@@ -145,5 +146,7 @@ def _wrap(layer: DecoderLayer, joined: JoinedLinear, index: int, step: StepAdapt
     parent: nn.Module = layer.get_submodule(part)
     plain = parent.get_submodule(name)
     if isinstance(plain, RowParallelLinear):  # additions are summed with the ranks' outputs
-        parent, name, plain = plain, "partial", plain.partial
+        parent = plain
+        name = "partial"
+        plain = plain.partial
     setattr(parent, name, LowRankLinear(plain, index * NUM_JOINED + joined, step))

@@ -54,7 +54,8 @@ class StepAdapters:
         """Set the adapters of a step. ``adapters``: of each sequence; ``query_lens`` [num_seqs]"""
         distinct = list(dict.fromkeys(adapter for adapter in adapters if adapter is not None))
         if not distinct:
-            self.groups, self.of_row = [], None
+            self.groups = []
+            self.of_row = None
             return
         number = {adapter: index for index, adapter in enumerate(distinct)}
         numbers = [-1 if adapter is None else number[adapter] for adapter in adapters]

@@ -44,7 +44,8 @@ class Place:
 
     def part_of(self, weights: LowRankWeights) -> LowRankWeights | None:
         """The rank's part of the adapter's weights; None if the sizes do not fit."""
-        down, up = weights.down, weights.up
+        down = weights.down
+        up = weights.up
         if self.by_inputs:
             down = _part(down, 1, self.num_inputs, self.part, self.num_parts)
         else:
@@ -73,10 +74,13 @@ def places_of(layer: DecoderLayer, shape: DecoderShape, rank: int, size: int) ->
 
 
 def _attention_places(attention: SelfAttention, hidden: int, rank: int, size: int) -> dict[str, Place]:
-    shape, queries = attention.shape, attention.queries_size
-    kv, keys_end = shape.kv_size, attention.queries_size + shape.kv_size
+    shape = attention.shape
+    queries = attention.queries_size
+    kv = shape.kv_size
+    keys_end = attention.queries_size + shape.kv_size
     copies = shape.num_kv_copies
-    qkv, output = JoinedLinear.QKV, JoinedLinear.OUTPUT
+    qkv = JoinedLinear.QKV
+    output = JoinedLinear.OUTPUT
     return {
         "self_attn.q_proj": Place(qkv, 0, queries, hidden, rank, size),
         "self_attn.k_proj": Place(qkv, queries, kv, hidden, rank // copies, size // copies),

@@ -38,7 +38,8 @@ class SelfAttention(nn.Module):
         """x [num_tokens, hidden_size] -> the same shape"""
         shape = self.shape
         heads = self.qkv(x).view(len(x), -1, shape.head_dim)
-        qk, v = heads[:, : -shape.num_kv_heads], heads[:, -shape.num_kv_heads :]
+        qk = heads[:, : -shape.num_kv_heads]
+        v = heads[:, -shape.num_kv_heads :]
         gate = None
         if shape.output_gate:
             pairs = 2 * shape.num_heads
@@ -65,7 +66,8 @@ class SelfAttention(nn.Module):
         """Apply norms and rope to queries and keys. qk [num_tokens, num_heads + num_kv_heads, head_dim] ->
         the same shape"""
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = qk[:, : self.shape.num_heads], qk[:, self.shape.num_heads :]
+            q = qk[:, : self.shape.num_heads]
+            k = qk[:, self.shape.num_heads :]
             qk = torch.cat((self._norm(q, self.q_norm), self._norm(k, self.k_norm)), dim=1)
         return rotate(qk, cos, sin) if self.shape.has_rope else qk
 
@@ -74,14 +76,17 @@ class SelfAttention(nn.Module):
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""
-        shape, rank, size = self.shape, self._group.rank, self._group.size
+        shape = self.shape
+        rank = self._group.rank
+        size = self._group.size
         parts = {}
         if self.q_norm is not None and self.k_norm is not None:
             parts["q_norm.weight"] = TensorPart(self.q_norm)
             parts["k_norm.weight"] = TensorPart(self.k_norm)
         for kind, qkv in self.qkv.named_parameters():
             q, k, v = torch.split(qkv, [self.queries_size, shape.kv_size, shape.kv_size])
-            kv_index, kv_count = rank // shape.num_kv_copies, size // shape.num_kv_copies
+            kv_index = rank // shape.num_kv_copies
+            kv_count = size // shape.num_kv_copies
             parts[f"q_proj.{kind}"] = TensorPart(q, 0, rank, size)
             parts[f"k_proj.{kind}"] = TensorPart(k, 0, kv_index, kv_count)
             parts[f"v_proj.{kind}"] = TensorPart(v, 0, kv_index, kv_count)

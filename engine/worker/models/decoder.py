@@ -145,26 +145,24 @@ class Decoder(nn.Module):
         model cannot be split among the group's ranks."""
         super().__init__()
         self.config = config
-        self._group, self._stage = group, group.stage
+        self._group = group
+        self._stage = group.stage
         whole = decoder_shape(config).of_rank(
             group.size, experts_by_rank=experts_by_rank, num_cores=group.peers.num_cores
         )
-        self.num_all_layers, self.all_windows, self.all_chunks = (
-            whole.num_layers,
-            whole.windows,
-            whole.layer_chunks,
-        )
+        self.num_all_layers = whole.num_layers
+        self.all_windows = whole.windows
+        self.all_chunks = whole.layer_chunks
         self.layer_numbers = self._stage.layers(whole.num_layers)
         """The numbers of these layers in the whole model."""
         self.shape = shape = whole if self.is_whole else whole.of_layers(self.layer_numbers)
         build = Builder(dtype, group)
-        self.num_layers, self.num_kv_heads, self.head_dim = (
-            shape.num_layers,
-            shape.num_kv_heads,
-            shape.head_dim,
-        )
+        self.num_layers = shape.num_layers
+        self.num_kv_heads = shape.num_kv_heads
+        self.head_dim = shape.head_dim
         self.num_kv_vectors = 2 if shape.latent is None else 1
-        self.windows, self.chunks = shape.windows, shape.layer_chunks
+        self.windows = shape.windows
+        self.chunks = shape.layer_chunks
         is_head = shape.tied and self._stage.is_last
         self.embedding = self._make_embedding(build) if self._stage.is_first or is_head else None
         self.layers = nn.ModuleList(DecoderLayer(shape, index, build) for index in range(shape.num_layers))
@@ -256,7 +254,8 @@ class Decoder(nn.Module):
         attention: AttentionBackend,
     ) -> torch.Tensor:
         """See CausalModel.forward."""
-        x, pictures = self.stage_input(input_ids), self.pictures
+        x = self.stage_input(input_ids)
+        pictures = self.pictures
         if pictures is not None:
             x = pictures.put_into(x)
         angles = self.angles_of(positions, x.dtype)
@@ -314,7 +313,8 @@ class Decoder(nn.Module):
 
     def logits_of_normed(self, x: torch.Tensor) -> torch.Tensor:
         """Like ``logits_of``, for x after the final norm."""
-        logits, cap = self.head(x), self.shape.logit_cap
+        logits = self.head(x)
+        cap = self.shape.logit_cap
         if self.shape.logit_divisor != 1.0:
             logits = logits / self.shape.logit_divisor
         return logits if cap is None else torch.tanh(logits / cap) * cap
@@ -372,7 +372,8 @@ class Decoder(nn.Module):
         parts = {"model.norm.weight": TensorPart(self.final_norm)}
         if self.embedding is not None:
             assert isinstance(self.embedding, Embedding | VocabParallelEmbedding), "no parts after load()"
-            rank, size = self._group.rank, self._group.size
+            rank = self._group.rank
+            size = self._group.size
             parts["model.embed_tokens.weight"] = TensorPart(self.embedding.weight, 0, rank, size)
         return parts
 

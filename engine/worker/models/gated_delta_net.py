@@ -23,7 +23,9 @@ class GatedDeltaNet(StateLayer):
     def __init__(self, shape: DecoderShape, net: DeltaNetShape, build: Builder) -> None:
         """``net``: the shape of this rank's part."""
         super().__init__()
-        self._net, self._group, self._eps = net, build.group, shape.norm_eps
+        self._net = net
+        self._group = build.group
+        self._eps = shape.norm_eps
         hidden = shape.hidden_size
         self.qkvz = build.linear(hidden, net.conv_size + net.values_size, bias=False)
         """The linear that computes queries, keys, values and output gates."""
@@ -39,7 +41,8 @@ class GatedDeltaNet(StateLayer):
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
     ) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
-        net, states = self._net, self.states
+        net = self._net
+        states = self.states
         mixed, z = self._split_values(self.qkvz(x))
         b, a = self._split_rates(self.ba(x))
         convolved = states.causal_conv(mixed, self.conv.squeeze(1), None)
@@ -79,7 +82,8 @@ class GatedDeltaNet(StateLayer):
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""
-        rank, size = self._group.rank, self._group.size
+        rank = self._group.rank
+        size = self._group.size
         return {
             **self._projection_parts(),
             "conv1d.weight": self._of_qkv(self.conv),
@@ -90,8 +94,11 @@ class GatedDeltaNet(StateLayer):
         }
 
     def _projection_parts(self) -> dict[str, TensorPart]:
-        net, rank, size = self._net, self._group.rank, self._group.size
-        qkvz, ba = self.qkvz.weight, self.ba.weight
+        net = self._net
+        rank = self._group.rank
+        size = self._group.size
+        qkvz = self.qkvz.weight
+        ba = self.ba.weight
         if net.by_head:
             return {
                 "in_proj_qkvz.weight": TensorPart(qkvz, 0, rank, size),
@@ -108,6 +115,8 @@ class GatedDeltaNet(StateLayer):
 
     def _of_qkv(self, view: torch.Tensor | nn.Parameter) -> TensorPart:
         """This rank's queries, keys and values, which a checkpoint concatenates."""
-        net, rank, size = self._net, self._group.rank, self._group.size
+        net = self._net
+        rank = self._group.rank
+        size = self._group.size
         sizes = (net.keys_size, net.keys_size, net.values_size)
         return SectionedPart.of(view, tuple(Section(each, rank, size) for each in sizes))

@@ -16,13 +16,12 @@ class HiddenTap:
 
     def __init__(self, model: Decoder, layers: Sequence[int] = ()) -> None:
         """``layers``: those whose inputs are kept; if empty, the output of the final norm is kept."""
-        self.num_layers, self.num_kv_heads, self.head_dim = (
-            model.num_layers,
-            model.num_kv_heads,
-            model.head_dim,
-        )
+        self.num_layers = model.num_layers
+        self.num_kv_heads = model.num_kv_heads
+        self.head_dim = model.head_dim
         self.num_kv_vectors = model.num_kv_vectors
-        self.windows, self.chunks = model.windows, model.chunks
+        self.windows = model.windows
+        self.chunks = model.chunks
         self._model = model
         self._layers = tuple(layers)
         self._hidden: torch.Tensor | None = None
@@ -41,7 +40,8 @@ class HiddenTap:
         attention: AttentionBackend,
     ) -> torch.Tensor:
         """See CausalModel.forward."""
-        model, kept = self._model, []
+        model = self._model
+        kept = []
         x = model.embedded(input_ids)
         angles = model.angles_of(positions, x.dtype)
         for index, (layer, kind) in enumerate(zip(model.layers, model.rope_kinds, strict=True)):

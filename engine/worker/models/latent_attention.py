@@ -27,9 +27,12 @@ class LatentAttention(nn.Module):
     def __init__(self, shape: DecoderShape, latent: LatentShape, index: int, build: Builder) -> None:
         """``index``: the layer's number."""
         super().__init__()
-        self._latent, self._index = latent, index
-        self._group, self._num_heads = build.group, shape.num_heads
-        hidden, rank = shape.hidden_size, latent.q_rank
+        self._latent = latent
+        self._index = index
+        self._group = build.group
+        self._num_heads = shape.num_heads
+        hidden = shape.hidden_size
+        rank = latent.q_rank
         self.down = build.linear(hidden, (rank or 0) + latent.latent_size, latent.bias)
         """The linear to the query's latent, if there is one, and to the latent of keys and values."""
         self.q_norm = None if rank is None else build.parameter(rank)
@@ -94,7 +97,8 @@ class LatentAttention(nn.Module):
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""
-        rank, size = self._group.rank, self._group.size
+        rank = self._group.rank
+        size = self._group.size
         assert self.up is not None, "no parts after load()"
         parts = {"kv_a_layernorm.weight": TensorPart(self.kv_norm)}
         if self.q_norm is not None:

@@ -20,8 +20,11 @@ class Mamba2(StateLayer):
     def __init__(self, shape: DecoderShape, mamba: MambaShape, build: Builder) -> None:
         """``mamba``: the shape of this rank's part."""
         super().__init__()
-        self._mamba, self._group, self._eps = mamba, build.group, shape.norm_eps
-        hidden, inner = shape.hidden_size, mamba.inner_size
+        self._mamba = mamba
+        self._group = build.group
+        self._eps = shape.norm_eps
+        hidden = shape.hidden_size
+        inner = mamba.inner_size
         self.projection = build.linear(hidden, inner + mamba.conv_size + mamba.num_heads, mamba.bias)
         """The linear that computes gates, the convolution's channels and time steps."""
         self.conv = build.parameter(mamba.conv_size, 1, mamba.conv_width)
@@ -36,7 +39,8 @@ class Mamba2(StateLayer):
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
     ) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
-        mamba, states = self._mamba, self.states
+        mamba = self._mamba
+        states = self.states
         sizes = [mamba.inner_size, mamba.conv_size, mamba.num_heads]
         gate, mixed, dt = torch.split(self.projection(x), sizes, dim=-1)
         convolved = states.causal_conv(mixed, self.conv.squeeze(1), self.conv_bias)
@@ -68,7 +72,9 @@ class Mamba2(StateLayer):
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""
-        mamba, rank, size = self._mamba, self._group.rank, self._group.size
+        mamba = self._mamba
+        rank = self._group.rank
+        size = self._group.size
         inner = Section(mamba.inner_size, rank, size)
         groups = Section(mamba.groups_size, *((0, 1) if mamba.num_group_copies > 1 else (rank, size)))
         conv = (inner, groups, groups)

@@ -18,7 +18,8 @@ class MixedRopeAttention(SelfAttention):
     def __init__(self, shape: DecoderShape, mixed: MixedRope, index: int, build: Builder) -> None:
         """``index``: the layer's number."""
         super().__init__(shape, index, build)
-        self._is_rotated, self._unit_heads = shape.rope_kinds[index] != NO_ROPE, mixed.unit_heads
+        self._is_rotated = shape.rope_kinds[index] != NO_ROPE
+        self._unit_heads = mixed.unit_heads
 
     def _positioned(self, qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """See SelfAttention. In layers without rope, ``cos`` holds the factors of ``QueryFactors``.
@@ -27,7 +28,8 @@ class MixedRopeAttention(SelfAttention):
         keys alike, which does not change their dot products.
         """
         if not self._is_rotated:
-            q, k = qk[:, : self.shape.num_heads], qk[:, self.shape.num_heads :]
+            q = qk[:, : self.shape.num_heads]
+            k = qk[:, self.shape.num_heads :]
             return torch.cat(((q * cos).to(qk.dtype), k), dim=1)
         pairs = torch.cat((qk[..., ::2], qk[..., 1::2]), dim=-1).float()
         rotated = rotate(pairs, cos, sin).to(qk.dtype)

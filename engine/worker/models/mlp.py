@@ -34,7 +34,8 @@ class GatedMLP(nn.Module):
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""
-        rank, size = self._group.rank, self._group.size
+        rank = self._group.rank
+        size = self._group.size
         parts = {}
         for kind, gate_up in self.gate_up.named_parameters():
             if self.is_joined:

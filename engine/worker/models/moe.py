@@ -81,7 +81,8 @@ class Experts(nn.Module):
     def published_parts(self) -> dict[str, TensorPart]:
         """The tensors of a checkpoint with three tensors per expert: names, each with its part and the
         parameter that it fills."""
-        names, parts = self.shape.names, {}
+        names = self.shape.names
+        parts = {}
         rank, size = (0, 1) if self.shape.by_rank else self._place
         for index, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True), self.first):
             gate, up = gate_up.chunk(2)
@@ -97,7 +98,8 @@ class Experts(nn.Module):
         if self.shape.clamped is not None:
             return self._transposed_parts()
         rows, columns = (2, 1) if self.shape.names.transposed else (1, 2)
-        gate_up, down = self.gate_up.transpose(1, rows), self.down.transpose(1, rows)
+        gate_up = self.gate_up.transpose(1, rows)
+        down = self.down.transpose(1, rows)
         if self.shape.by_rank:
             return {
                 "gate_up_proj": TensorPart(gate_up, 0, rank, size),

@@ -41,7 +41,8 @@ def choose_replacements(
 
     The LM head, whose quantization affects tokens most, gets at least 8 bits.
     """
-    device, dtype = like.device, like.dtype
+    device = like.device
+    dtype = like.dtype
     compiled = compiled_gemm(head_dim, device, dtype) if may_compile else None
     if quantization is not None:
         quantized = int4_linear if quantization == "int4" else int8_linear

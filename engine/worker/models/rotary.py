@@ -52,7 +52,8 @@ class RotaryEmbedding:
         head_dim], as ``rotate`` takes them"""
         by_frequency = positions[:, None] if positions.dim() == 1 else positions[self.axes].t()
         angles = by_frequency[:, None].float() * self.frequencies
-        cos, sin = angles.cos() * self.scaling, angles.sin() * self.scaling
+        cos = angles.cos() * self.scaling
+        sin = angles.sin() * self.scaling
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 

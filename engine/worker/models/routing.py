@@ -13,7 +13,8 @@ from engine.worker.models.shape import Routing
 
 _NO_ZERO = 1e-20
 """Sigmoid routers add this number to the sum that they divide by."""
-_BEST_BY_SIGMOID, _BEST_BY_SOFTMAX = 2, 1
+_BEST_BY_SIGMOID = 2
+_BEST_BY_SOFTMAX = 1
 """The number of best experts that score a group: two in DeepSeek-V3 (arXiv 2412.19437, section 2.1.2), one in
 DeepSeek-V2 (arXiv 2405.04434, section 2.2.2)."""
 

@@ -144,7 +144,9 @@ class TransformersModel:
             raise cannot_be_served(self._config, "its attention is not causal")
         window = self._masks.window_of(attention_mask)
         self._probes.append(_LayerProbe(layer, key.shape[1], key.shape[-1], value.shape[-1], window))
-        heads, tokens, dim = query.shape[1], query.shape[2], value.shape[-1]
+        heads = query.shape[1]
+        tokens = query.shape[2]
+        dim = value.shape[-1]
         return query.new_zeros((1, tokens, heads, dim)), None
 
     def _build_skeleton(self, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
@@ -177,7 +179,8 @@ class TransformersModel:
                 self._logits(model, tokens, tokens, tokens[:1])
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NameError) as error:
             raise cannot_be_served(self._config, f"a trial run failed with {type(error).__name__}") from error
-        probes, self._probes = self._probes, []
+        probes = self._probes
+        self._probes = []
         if [probe.layer for probe in probes] != list(range(len(self.windows))):
             raise cannot_be_served(self._config, "not every layer keeps its state in attention")
         self.windows = [probe.window for probe in probes]

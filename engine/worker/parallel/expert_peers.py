@@ -43,7 +43,8 @@ class ExpertPeers:
     ) -> None:
         """``core``: this core's number. ``link``: needed if there are several cores. ``bell``: only on the
         first rank of each core."""
-        self.core, self.num_cores = core, num_cores
+        self.core = core
+        self.num_cores = num_cores
         self.bell = bell
         self._link = link
         self._counts: Sequence[int] | None = None

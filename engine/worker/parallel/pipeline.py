@@ -24,7 +24,8 @@ class PipelineStage:
 
     def __init__(self, index: int = 0, size: int = 1, link: StageLink | None = None) -> None:
         """``link``: needed if there are several stages."""
-        self.index, self.size = index, size
+        self.index = index
+        self.size = size
         self._link = link
 
     @property

@@ -35,11 +35,14 @@ class ProcessGroup:
     """A TensorParallelGroup; the constructor returns after all ranks have joined."""
 
     def __init__(self, place: RankPlace, device: torch.device) -> None:
-        self.rank, self.size = place.rank % place.num_in_stage, place.num_in_stage
-        self.local_rank, self.local_size = place.local_rank, place.local_size
+        self.rank = place.rank % place.num_in_stage
+        self.size = place.num_in_stage
+        self.local_rank = place.local_rank
+        self.local_size = place.local_size
         self._device = device
         self._first = place.core * place.size + place.rank - self.rank
-        world_size, world_rank = place.num_cores * place.size, place.core * place.size + place.rank
+        world_size = place.num_cores * place.size
+        world_rank = place.core * place.size + place.rank
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(place))
         where: dict[str, Any] = {"world_size": world_size, "rank": world_rank}
         if place.num_cores > 1:
@@ -155,7 +158,8 @@ class _Link:
     """A StageLink to the ranks with the same number in the previous and the next stage."""
 
     def __init__(self, place: RankPlace) -> None:
-        self._before, self._behind = place.rank + place.num_in_stage, place.rank - place.num_in_stage
+        self._before = place.rank + place.num_in_stage
+        self._behind = place.rank - place.num_in_stage
         self._sending: tuple[dist.Work, torch.Tensor] | None = None
         """The last tensor, kept until it has been sent."""
 

@@ -42,7 +42,8 @@ def read_picture_folder(folder: Path, options: ModelConfig) -> PictureFolder | N
     """The folder's description, with the options' limits; None if its model reads no pictures, or the options
     disable them. Raises ModelLoadError or ConfigError."""
     raw = raw_config(folder)
-    model_type, vision = raw.get("model_type"), raw.get("vision_config")
+    model_type = raw.get("model_type")
+    vision = raw.get("vision_config")
     if not isinstance(vision, dict) or not options.max_pictures:
         return None
     is_pixtral = vision.get("model_type") == "pixtral" and model_type in _PIXTRAL_TYPES
@@ -66,7 +67,8 @@ def _qwen_folder(
     merge = _number(vision, "spatial_merge_size", 2, folder)
     factor = patch * merge
     least, most = _pixel_limits(processor, factor, folder)
-    least, most = options.min_pixels or least, options.max_pixels or most
+    least = options.min_pixels or least
+    most = options.max_pixels or most
     if not factor**2 <= least <= most:
         raise ConfigError(
             f"min_pixels and max_pixels must be {factor**2} <= min_pixels <= max_pixels for this model, got "

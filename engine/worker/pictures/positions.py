@@ -22,7 +22,8 @@ def rope_positions(num_tokens: int, media: Sequence[MediaSpan], factor: int) -> 
     for span in media:
         assert span.pixels is not None, "the core has checked it"
         place = _count_on(positions, index, span.offset, place)
-        rows, columns = span.pixels.height // factor, span.pixels.width // factor
+        rows = span.pixels.height // factor
+        columns = span.pixels.width // factor
         its = positions[:, span.offset : span.end]
         its[0] = place
         its[1] = place + np.repeat(np.arange(rows), columns)

@@ -71,7 +71,8 @@ class StepPictures:
         call. Encoded pictures are dropped, as the scheduler drops them."""
         assert decoder is None or isinstance(decoder, Decoder), "load_tower() refuses others"
         self._outputs.clear()
-        self._tower, self._decoder = tower, decoder
+        self._tower = tower
+        self._decoder = decoder
 
     @property
     def _encoder(self) -> VisionTower:
@@ -115,7 +116,8 @@ class StepPictures:
     def end_step(self) -> frozenset[str]:
         """Finish the step. Returns the requests whose pictures are lost: see ``without``."""
         self._model.pictures = None
-        lost, self._lost = frozenset(self._lost), set()
+        lost = frozenset(self._lost)
+        self._lost = set()
         return lost
 
     def warm_up(self) -> None:
@@ -161,7 +163,8 @@ class StepPictures:
         return next((picture for span in others if (picture := _read(span)) is not None), None)
 
     def _place(self, step: StepTokens) -> None:
-        rows, parts = list[IntArray](), list[torch.Tensor]()
+        rows = list[IntArray]()
+        parts = list[torch.Tensor]()
         for req_id, start, end, shift in _sequences(step):
             prompt = self._prompts.get(req_id)
             for span in () if prompt is None else prompt.media:
@@ -193,7 +196,8 @@ class StepPictures:
 def _sequences(step: StepTokens) -> Iterator[tuple[str, int, int, int]]:
     """Yields each sequence's request, the start and end of its computed tokens, and the difference between
     their places in the step and in the sequence."""
-    ends, lens = step.seq_lens.tolist(), step.query_lens.tolist()
+    ends = step.seq_lens.tolist()
+    lens = step.query_lens.tolist()
     last = 0
     for req_id, end, count in zip(step.req_ids, ends, lens, strict=True):
         last += count

@@ -50,7 +50,8 @@ class PatchTower(VisionTower):
     """Qwen's tower, which takes the patches of all pictures, in a special order."""
 
     def _encode(self, colors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        size, merge = self.model.patch_size, self.model.merge_size
+        size = self.model.patch_size
+        merge = self.model.merge_size
         grids = torch.tensor([[1, each.shape[1] // size, each.shape[2] // size] for each in colors])
         patches = torch.cat([self.patches(each) for each in colors]).to(self._module.dtype)
         output: Any = self._module(patches, grid_thw=grids.to(self._device), return_dict=True)
@@ -60,8 +61,11 @@ class PatchTower(VisionTower):
     def patches(self, colors: torch.Tensor) -> torch.Tensor:
         """The patches of a picture [3, height, width] in the tower's order, squares of neighbors together:
         [num_patches, 3 * temporal_patch_size * patch_size^2]"""
-        frames, size, merge = self._folder.temporal_patch_size, self.model.patch_size, self.model.merge_size
-        rows, columns = colors.shape[1] // size, colors.shape[2] // size
+        frames = self._folder.temporal_patch_size
+        size = self.model.patch_size
+        merge = self.model.merge_size
+        rows = colors.shape[1] // size
+        columns = colors.shape[2] // size
         squares = colors.view(3, rows // merge, merge, size, columns // merge, merge, size)
         ordered = squares.permute(1, 4, 2, 5, 0, 3, 6).unsqueeze(5)
         return ordered.expand(-1, -1, -1, -1, -1, frames, -1, -1).reshape(rows * columns, -1)

@@ -65,7 +65,9 @@ def _without_decoder(config: Any) -> Any:
     """The config of a model whose decoder has no layers and almost no vocabulary."""
     small = deepcopy(config)
     text = small.text_config
-    text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None
+    text.num_hidden_layers = 0
+    text.vocab_size = 1
+    text.pad_token_id = None
     if getattr(text, "layer_types", None):
         text.layer_types = []
     return small

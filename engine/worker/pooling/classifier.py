@@ -13,7 +13,9 @@ from engine.worker.loading.model_folder import read_config
 from engine.worker.models.families.table import decoder_shape
 from engine.worker.pooling.pooling_folder import PoolingFolder, Token
 
-_OWN, _HEAD, _EMBEDDING = "score.weight", "lm_head.weight", "embed_tokens.weight"
+_OWN = "score.weight"
+_HEAD = "lm_head.weight"
+_EMBEDDING = "embed_tokens.weight"
 
 
 def classifier_of(folder: PoolingFolder, options: ModelConfig) -> torch.Tensor:
@@ -54,7 +56,8 @@ class _TokenIds:
     """Looks up ids of tokens that are given as texts; loads the tokenizer for the first one."""
 
     def __init__(self, options: ModelConfig, vocab_size: int) -> None:
-        self._options, self._vocab_size = options, vocab_size
+        self._options = options
+        self._vocab_size = vocab_size
         self._tokenizer: Tokenizer | None = None
 
     def of(self, token: Token) -> int:

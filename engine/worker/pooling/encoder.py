@@ -106,9 +106,12 @@ def batches_of_like_lengths(lengths: Sequence[int]) -> list[list[int]]:
         longest = lengths[batches[-1][0]] if batches else 0
         if not batches or padded + longest - used - lengths[number] > MAX_PADDING * (padded + longest):
             batches.append([])
-            padded, used, longest = 0, 0, lengths[number]
+            padded = 0
+            used = 0
+            longest = lengths[number]
         batches[-1].append(number)
-        padded, used = padded + longest, used + lengths[number]
+        padded = padded + longest
+        used = used + lengths[number]
     return batches
 
 

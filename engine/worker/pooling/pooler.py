@@ -43,7 +43,8 @@ class Pooler:
         """``types``: the kinds of vectors computed from a prompt's rows, which are joined. ``classifier``:
         [num_classes, hidden_size]; None: there is none, or the rows are already logits."""
         self.types = types
-        self._classifies, self._activates = folder.classifies, folder.activates
+        self._classifies = folder.classifies
+        self._activates = folder.activates
         self._classifier = None if classifier is None else classifier.float().to(device)
         self._activation = _activation(folder.activation)
         self._dense = [_linear(each, device) for each in folder.dense]

@@ -64,7 +64,8 @@ class PoolingRunner(ModelRunner):
                 result.sampled_token_ids[seq] = [PLACEHOLDER]
                 self._answer(req_id, rows, pooled, failed)
         self._batch.append_sampled(step.sample_rows, np.full(len(step.sample_rows), PLACEHOLDER))
-        result.pooled, result.failed = pooled, failed
+        result.pooled = pooled
+        result.failed = failed
         return result
 
     def _wanted(self, step: StepInputs) -> list[IntArray]:

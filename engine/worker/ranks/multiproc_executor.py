@@ -109,7 +109,8 @@ class RankExecutor:
         return step
 
     def call_worker(self, method: str, *args: Any) -> Any:
-        message, answer = pickle.dumps(WorkerCall(method, args)), Future[Any]()
+        message = pickle.dumps(WorkerCall(method, args))
+        answer = Future[Any]()
         with self._changing:  # all ranks get calls in the same order
             if self._failure is not None:
                 raise self._failure
@@ -205,7 +206,8 @@ class RankExecutor:
             if self._failure is not None:
                 return
             self._failure = failure
-            steps, told = list(self._pending), self._told
+            steps = list(self._pending)
+            told = self._told
             calls = list(self._calls)
             self._pending.clear()
             self._calls.clear()

@@ -53,7 +53,8 @@ def rank_places(config: EngineConfig, meeting_point: str) -> list[RankPlace]:
 
     ``meeting_point``: where they meet; unused if they meet the ranks of cores with which they share experts.
     """
-    size, num_cores = ranks_per_core(config), cores_sharing_experts(config)
+    size = ranks_per_core(config)
+    num_cores = cores_sharing_experts(config)
     address = None
     if num_cores > 1:
         head = config.parallel.data_parallel_address

@@ -134,7 +134,8 @@ def _start_ranks(ray: Any, config: EngineConfig, actors: Sequence[Any]) -> list[
     token = secrets.token_bytes(TOKEN_BYTES)
     with socket.create_server((ray.util.get_node_ip_address(), 0)) as listener:
         host, port = listener.getsockname()[:2]
-        core, level = CoreAddress(host, port, token), logging.getLogger().getEffectiveLevel()
+        core = CoreAddress(host, port, token)
+        level = logging.getLogger().getEffectiveLevel()
         starting = [
             each.actor.start.remote(RankStart(config, place, core, 0, level), _gpus_on(each, hosts))
             for each, place in zip(hosts, _places(hosts, stages), strict=True)

@@ -30,7 +30,8 @@ class DraftedStates:
         self._seqs = np.flatnonzero(num_drafts)
         self._lens = batch.query_lens[self._seqs]
         self._num_drafts = num_drafts[self._seqs]
-        self._sources, self._targets = batch.sources[self._seqs], batch.targets[self._seqs]
+        self._sources = batch.sources[self._seqs]
+        self._targets = batch.targets[self._seqs]
         starts = np.repeat(batch.starts[self._seqs], self._lens)
         self._rows = torch.from_numpy(starts + _counted(self._lens))
         self._seen: list[tuple[Operation, list[torch.Tensor]]] = []

@@ -57,7 +57,8 @@ def causal_conv(
 def _rows_with_history(batch: StateBatch, before: int) -> tuple[IntArray, IntArray, IntArray]:
     """Rows of an array in which ``before`` rows precede each sequence's tokens: those of the tokens
     [num_tokens], of the rows before them, and of each sequence's last ones, both [num_seqs * before]."""
-    places, sequences = np.arange(before), np.arange(len(batch.query_lens))
+    places = np.arange(before)
+    sequences = np.arange(len(batch.query_lens))
     firsts = batch.starts + sequences * before
     own = np.arange(batch.query_lens.sum()) + np.repeat((sequences + 1) * before, batch.query_lens)
     history = (firsts[:, None] + places).ravel()
@@ -80,7 +81,8 @@ def gated_delta_rule(
     the decay) and beta [num_tokens, v_heads], pool [num_slots, v_heads, k_size, v_size] in fp32
     -> [num_tokens, v_heads, v_size]
     """
-    q, k = _normalized(q) * q.shape[-1] ** -0.5, _normalized(k)
+    q = _normalized(q) * q.shape[-1] ** -0.5
+    k = _normalized(k)
     heads_each = v.shape[1] // k.shape[1]
     inputs = (
         q.repeat_interleave(heads_each, dim=1),
@@ -131,7 +133,8 @@ def _delta_chunk(
     (arXiv:2412.06464, section 3.3).
     """
     q, k, v = (each.transpose(0, 1) for each in (q, k, v))
-    g, beta = g.t(), beta.t()[..., None]
+    g = g.t()
+    beta = beta.t()[..., None]
     passed = g.cumsum(-1)
     decay = _decay_between(passed)
     weighted = k * beta
@@ -215,14 +218,16 @@ def _advance(
     by_chunk: _Advance,
 ) -> None:
     """Fill ``output`` and the targets: sequences of one token together, the others one by one in chunks."""
-    single, longer = np.flatnonzero(batch.query_lens == 1), np.flatnonzero(batch.query_lens > 1)
+    single = np.flatnonzero(batch.query_lens == 1)
+    longer = np.flatnonzero(batch.query_lens > 1)
     starts = batch.starts
     if len(single):
         rows = _on(output, starts[single])
         states, output[rows] = by_token(*(each[rows] for each in inputs), _read(pool, batch.sources[single]))
         pool[_on(pool, batch.targets[single])] = states
     for sequence in longer.tolist():
-        start, end = starts[sequence], starts[sequence] + batch.query_lens[sequence]
+        start = starts[sequence]
+        end = starts[sequence] + batch.query_lens[sequence]
         state = _read(pool, batch.sources[sequence : sequence + 1])[0]
         for first in range(start, end, CHUNK):
             chunk = slice(first, min(first + CHUNK, end))
@@ -232,7 +237,8 @@ def _advance(
 
 def _read(pool: torch.Tensor, sources: IntArray) -> torch.Tensor:
     """The states [len(sources), ...] in slots; zeros for slot 0, whatever it holds."""
-    states, absent = pool[_on(pool, sources)], _on(pool, sources == 0)
+    states = pool[_on(pool, sources)]
+    absent = _on(pool, sources == 0)
     return states.masked_fill_(absent.view(-1, *[1] * (pool.dim() - 1)), 0)
 
 

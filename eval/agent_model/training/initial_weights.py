@@ -41,8 +41,10 @@ class _CopyingHeads:
     def __init__(self, network: Network) -> None:
         shape = network.shape
         self._decoder = network.model
-        self._hidden, self._head_dim = shape.hidden_size, shape.head_dim
-        self._heads, self._kv_heads = shape.num_attention_heads, shape.num_key_value_heads
+        self._hidden = shape.hidden_size
+        self._head_dim = shape.head_dim
+        self._heads = shape.num_attention_heads
+        self._kv_heads = shape.num_key_value_heads
         self._half = shape.hidden_size // 2
         self._frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2) / shape.head_dim)
         # What a head reads from a token: [head_dim, hidden], orthogonal rows over the token's channels.
@@ -79,7 +81,9 @@ class _CopyingHeads:
         attention.q_norm.weight.fill_(SHARPNESS)
         slow = self._slow_channels()
         half = len(slow) // 2
-        present, before, two_before = self._read, self._place(0).T, self._place(1).T
+        present = self._read
+        before = self._place(0).T
+        two_before = self._place(1).T
         queries = (present[: 2 * half], torch.cat([present[:half], before[:half]]))
         keys = (before[: 2 * half], torch.cat([before[:half], two_before[:half]]))
         for kv_head in range(self._kv_heads):

@@ -219,7 +219,9 @@ def config_names_file(w: World) -> Plan:
 
 
 def search_and_read(w: World) -> Plan:
-    word, key, value = w.rare_word(), w.key(), w.names.value()
+    word = w.rare_word()
+    key = w.key()
+    value = w.names.value()
     w.decoys(1, 2)
     note = w.note({w.rng.choice(("about", "name", "topic")): word, key: value})
     w.decoys(0, 1)
@@ -310,12 +312,16 @@ def lines_of_folder(w: World) -> Plan:
 
 def misnamed(w: World) -> Plan:
     """The named file does not exist; the folder has one with the same name and another suffix."""
-    folder, stem, key, value = w.names.folder(), w.names.word(), w.key(), w.names.value()
+    folder = w.names.folder()
+    stem = w.names.word()
+    key = w.key()
+    value = w.names.value()
     asked, real = w.rng.sample((".txt", ".md", ".log", ".csv", ".dat"), 2)
     w.note({key: value}, path=f"{folder}/{stem}{real}")
     for _ in range(w.rng.randint(0, 2)):
         w.add(f"{folder}/{w.names.file()}", w.prose_lines(1, 1))
-    wrong, right = f"{folder}/{stem}{asked}", f"{folder}/{stem}{real}"
+    wrong = f"{folder}/{stem}{asked}"
+    right = f"{folder}/{stem}{real}"
     return Plan(
         w.say(
             *_FACT,
@@ -334,7 +340,9 @@ def misnamed(w: World) -> Plan:
 
 def misplaced_key(w: World) -> Plan:
     """The configuration has no such key; reading it shows the key in another section."""
-    key, value, section = w.key(), w.names.value(), w.names.word()
+    key = w.key()
+    value = w.names.value()
+    section = w.names.word()
     path, _ = w.settings({key: value})
     asked = f"{section}.{key}"
     return Plan(
@@ -387,7 +395,8 @@ def write_setting(w: World) -> Plan:
 
 
 def write_word(w: World) -> Plan:
-    value, out = w.names.value(), w.names.path(".txt")
+    value = w.names.value()
+    out = w.names.path(".txt")
     w.decoys()
     return Plan(
         w.say(

@@ -100,9 +100,11 @@ class Layer(nn.Module):
 class Attention(nn.Module):
     def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
-        self._heads, self._kv_heads = shape.num_attention_heads, shape.num_key_value_heads
+        self._heads = shape.num_attention_heads
+        self._kv_heads = shape.num_key_value_heads
         self._head_dim = shape.head_dim
-        width, kv_width = self._heads * shape.head_dim, self._kv_heads * shape.head_dim
+        width = self._heads * shape.head_dim
+        kv_width = self._kv_heads * shape.head_dim
         self.q_proj = nn.Linear(shape.hidden_size, width, bias=False)
         self.k_proj = nn.Linear(shape.hidden_size, kv_width, bias=False)
         self.v_proj = nn.Linear(shape.hidden_size, kv_width, bias=False)
@@ -128,7 +130,8 @@ class Attention(nn.Module):
         k = self.k_norm(self.k_proj(x).view(batch, length, self._kv_heads, self._head_dim)).transpose(1, 2)
         v = self.v_proj(x).view(batch, length, self._kv_heads, self._head_dim).transpose(1, 2)
         cos, sin = turns[:, :length]
-        q, k = _turned(q, cos, sin), _turned(k, cos, sin)
+        q = _turned(q, cos, sin)
+        k = _turned(k, cos, sin)
         repeat = self._heads // self._kv_heads
         return q.to(v.dtype), _repeated(k.to(v.dtype), repeat), _repeated(v, repeat)
 
@@ -147,7 +150,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """
     batch, heads, length, size = q.shape
     start = k.shape[2] - length
-    q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    q = q.flatten(0, 1)
+    k = k.flatten(0, 1)
+    v = v.flatten(0, 1)
     pieces = []
     for first in range(0, length, PIECE):
         end = min(first + PIECE, length)

@@ -86,7 +86,8 @@ class Trainer:
         pairs = list(zip(self.master.parameters(), self._worker.parameters(), strict=True))
         for master, worker in pairs:
             assert worker.grad is not None
-            master.grad, worker.grad = worker.grad.float(), None
+            master.grad = worker.grad.float()
+            worker.grad = None
         nn.utils.clip_grad_norm_(self.master.parameters(), 1.0)
         for optimizer in self._optimizers:
             optimizer.step()
@@ -159,7 +160,8 @@ def save_model(folder: Path, network: Network, tokenizer: PreTrainedTokenizerFas
     tokenizer.save_pretrained(folder)
     weights = {name: tensor.to(torch.bfloat16) for name, tensor in network.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    end, padding = token_id(tokenizer, "<|im_end|>"), token_id(tokenizer, "<|endoftext|>")
+    end = token_id(tokenizer, "<|im_end|>")
+    padding = token_id(tokenizer, "<|endoftext|>")
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",

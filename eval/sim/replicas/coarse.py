@@ -100,7 +100,8 @@ class CoarseReplica:
 
     @property
     def load(self) -> EngineLoad:
-        num_waiting, num_running = len(self._waiting), self._num_running
+        num_waiting = len(self._waiting)
+        num_running = self._num_running
         return EngineLoad(
             num_waiting + num_running,
             num_running,
@@ -185,8 +186,10 @@ class CoarseReplica:
     def _fetch(self, turn: _Turn) -> None:
         """Fetches the KV from another replica, after earlier fetches. The last token of the prompt is
         computed here."""
-        cost, num_fetched = self._config.cost, turn.num_left - 1
-        turn.num_computed, turn.num_left = turn.num_computed + num_fetched, 1
+        cost = self._config.cost
+        num_fetched = turn.num_left - 1
+        turn.num_computed = turn.num_computed + num_fetched
+        turn.num_left = 1
         takes_s = num_fetched * cost.kv_bytes_per_token / self._config.kv_transfer_bandwidth
         self._fetched_s = max(self._fetched_s, self._events.now) + takes_s
         self._num_fetching += 1
@@ -204,7 +207,9 @@ class CoarseReplica:
 
     def _begin(self) -> None:
         """Begins the next steps, if there is anything to run."""
-        work, num_decodes, number = self._prefills(), len(self._decoding), 1
+        work = self._prefills()
+        num_decodes = len(self._decoding)
+        number = 1
         if num_decodes and not work.prefills:
             number = self._decoding[0][0] - self._counts.num_steps
         work.num_decodes = num_decodes
@@ -219,7 +224,8 @@ class CoarseReplica:
 
     def _prefills(self) -> StepWork:
         """Plans the next chunks of prompts."""
-        limits, work = self._config.scheduler, StepWork()
+        limits = self._config.scheduler
+        work = StepWork()
         budget = limits.max_num_batched_tokens - len(self._decoding)
         for turn in self._prefilling:
             budget -= _compute(turn, budget, work)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def engine_counters(config: SimConfig, counts: Sequence[ReplicaCounts], output_tokens: int) -> EngineCounters:
     """``output_tokens`` counts those of all turns."""
     num_blocks = config.num_blocks * len(counts)
-    pins_ended, pin_block_s = Counter[str](), Counter[str]()
+    pins_ended = Counter[str]()
+    pin_block_s = Counter[str]()
     for each in counts:
         pins_ended.update(each.pins_ended)
         pin_block_s.update(each.pin_block_s)

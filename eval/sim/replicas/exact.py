@@ -86,8 +86,10 @@ class ExactReplica:
 
     @property
     def load(self) -> EngineLoad:
-        scheduler, pool = self.scheduler, self.scheduler.kv.pool
-        num_open, num_running = len(scheduler.requests), len(scheduler.running)
+        scheduler = self.scheduler
+        pool = self.scheduler.kv.pool
+        num_open = len(scheduler.requests)
+        num_running = len(scheduler.running)
         return EngineLoad(
             num_open,
             num_running,
@@ -113,7 +115,8 @@ class ExactReplica:
         return self.scheduler.policy.take_lesson()
 
     def pool_use(self) -> PoolUse:
-        scheduler, kv = self.scheduler, self.scheduler.kv
+        scheduler = self.scheduler
+        kv = self.scheduler.kv
         active = [*scheduler.running, *scheduler.loads.requests]
         tables = (kv.blocks_of_request(request.request_id) for request in active)
         num_held = len({block.block_id for table in tables for block in table})
@@ -130,7 +133,8 @@ class ExactReplica:
     def close(self) -> ReplicaCounts:
         self.scheduler.close(self._events.now)
         self._count()
-        counts, kv = self._counts, self.scheduler.kv
+        counts = self._counts
+        kv = self.scheduler.kv
         counts.num_computed_tokens = self._executor.num_computed_tokens
         counts.num_used_blocks = kv.pool.num_usable_blocks - kv.num_free_blocks
         return counts
@@ -164,7 +168,8 @@ class ExactReplica:
 
     def _report_loads(self, now: float) -> None:
         """Reports finished copies to the scheduler, as the next step's output would."""
-        done, written = self._link.take_done(now), self._drive.take_written(now)
+        done = self._link.take_done(now)
+        written = self._drive.take_written(now)
         if done or written:
             result = ModelRunnerOutput([], [], finished_loads=done, finished_disk_writes=written)
             self.scheduler.update_from_output(NO_PLAN, result, now)
@@ -185,7 +190,8 @@ class ExactReplica:
         self._events.at(max(time_s, self._events.now), lambda: self._wake() if nap == self._nap else None)
 
     def _count(self) -> None:
-        stats, counts = self.scheduler.make_stats(), self._counts
+        stats = self.scheduler.make_stats()
+        counts = self._counts
         counts.pins_ended.update(stats.pins_ended)
         counts.pin_block_s.update(stats.pin_block_s)
         counts.num_preemptions += stats.num_preemptions

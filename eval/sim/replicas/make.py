@@ -17,7 +17,8 @@ from eval.sim.replicas.replica import ReplicaConfig, SimReplica
 if TYPE_CHECKING:
     from eval.sim.sim_config import SimConfig
 
-EXACT, COARSE = "exact", "coarse"
+EXACT = "exact"
+COARSE = "coarse"
 REPLICA_MODELS = (EXACT, COARSE)
 
 

@@ -42,17 +42,20 @@ class PrefixTree:
 
     def match(self, chain: Sequence[BlockHash]) -> tuple[Node, int]:
         """The node where the chain's longest cached prefix ends, and the prefix's number of blocks."""
-        node, depth = self._root, 0
+        node = self._root
+        depth = 0
         while depth < len(chain) and (child := node.children.get(chain[depth])) is not None:
             length = _common(child.hashes, chain, depth)
             if length < len(child.hashes):
                 return self._split(child, length), depth + length
-            node, depth = child, depth + length
+            node = child
+            depth = depth + length
         return node, depth
 
     def num_not_held(self, node: Node) -> int:
         """Returns the blocks of the chain ending at ``node`` that no request holds."""
-        total, at = 0, node
+        total = 0
+        at = node
         while at.parent is not None and not at.num_holders:
             total += len(at.hashes)
             at = at.parent
@@ -108,9 +111,11 @@ class PrefixTree:
         """Splits a node in two; returns the first, with ``length`` blocks."""
         assert node.parent is not None
         first = Node(node.parent, node.hashes[:length])
-        first.num_holders, first.released = node.num_holders, node.released
+        first.num_holders = node.num_holders
+        first.released = node.released
         node.parent.children[first.hashes[0]] = first
-        node.parent, node.hashes = first, node.hashes[length:]
+        node.parent = first
+        node.hashes = node.hashes[length:]
         first.children[node.hashes[0]] = node
         return first
 
@@ -146,7 +151,9 @@ def _common(hashes: list[BlockHash], chain: Sequence[BlockHash], start: int) -> 
     length = min(len(hashes), len(chain) - start)
     if hashes[:length] == chain[start : start + length]:
         return length
-    alike, unlike = 1, length  # two chains differ in all blocks after their first difference
+    # two chains differ in all blocks after their first difference
+    alike = 1
+    unlike = length
     while unlike - alike > 1:
         middle = (alike + unlike) // 2
         if hashes[middle - 1] == chain[start + middle - 1]:

@@ -102,7 +102,9 @@ class _Prompt(Sequence[int]):
     """A prompt that has only block hashes: a slice returns the hashes of its full blocks as integers."""
 
     def __init__(self, hashes: Sequence[BlockHash], num_tokens: int, block_size: int) -> None:
-        self._hashes, self._num_tokens, self._block_size = hashes, num_tokens, block_size
+        self._hashes = hashes
+        self._num_tokens = num_tokens
+        self._block_size = block_size
 
     def __len__(self) -> int:
         return self._num_tokens

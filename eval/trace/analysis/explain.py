@@ -191,7 +191,8 @@ class Explanation:
         if span.memory_s > 0 and turn.mean_pinned_blocks and num_blocks:
             around.append(f"pins held {percent(turn.mean_pinned_blocks, num_blocks)} of the pool")
         if turn.parked is not None:
-            needed, room = turn.parked.needed_blocks, turn.parked.allowed_blocks
+            needed = turn.parked.needed_blocks
+            room = turn.parked.allowed_blocks
             around.append(f"jobs that had begun were likely to need {needed:,} blocks; all may need {room:,}")
         return told + (f" ({', '.join(around)})" if around else "")
 
@@ -250,7 +251,8 @@ class Explanation:
         return lines
 
     def _pin_end(self, pin: PinLife) -> str:
-        when, held = self._since(pin.ended_s), f"after {seconds(pin.held_s)} s"
+        when = self._since(pin.ended_s)
+        held = f"after {seconds(pin.held_s)} s"
         match pin.outcome:
             case PinOutcome.HANDED_OVER:
                 work = "computing" if pin.reload_s is None else "loading"

@@ -202,7 +202,9 @@ class LifeReader:
         self._clock_to(snapshot.now)
         self._clock.now = snapshot.now
         self._tokens_came(snapshot.step - self._max_steps_under_way, snapshot.now)
-        self._snapshot, self._step, self._step_ended_s = snapshot, None, None
+        self._snapshot = snapshot
+        self._step = None
+        self._step_ended_s = None
         for req_id in snapshot.waiting_head:
             if req_id not in self._open:
                 self._arrive(req_id, None, snapshot.now, told=False)
@@ -216,7 +218,8 @@ class LifeReader:
     def _miss(self, snapshot: StepSnapshot) -> None:
         """Repairs the state after lost events: a turn that appears nowhere any more has ended, one that runs
         now was started. If not the whole queue is named, a waiting turn is assumed to wait still."""
-        now, running = snapshot.now, set(snapshot.running)
+        now = snapshot.now
+        running = set(snapshot.running)
         all_named = snapshot.num_waiting <= len(snapshot.waiting_head) and not snapshot.num_loading
         waiting = set(snapshot.waiting_head)
         for turn in list(self._open.values()):
@@ -321,15 +324,18 @@ class LifeReader:
             turn = self._arrive(event.req_id, event.job_id, event.now, told=False)
         again = turn.num_preemptions > 0
         turn.enter(Phase.RECOMPUTE if again else Phase.PREFILL, event.now, self._clock)
-        turn.num_computed, turn.num_to_compute = event.hit_tokens, event.num_tokens
+        turn.num_computed = event.hit_tokens
+        turn.num_to_compute = event.num_tokens
         turn.num_prompt_tokens = event.num_prompt_tokens
         if turn.started_s is None:
             turn.started_s = event.now
             turn.cached_tokens = event.hit_tokens
-            turn.loaded_tokens, turn.disk_tokens = event.loaded_tokens, event.disk_tokens
+            turn.loaded_tokens = event.loaded_tokens
+            turn.disk_tokens = event.disk_tokens
 
     def _end_step(self, until_s: float) -> None:
-        snapshot, step = self._snapshot, self._step
+        snapshot = self._snapshot
+        step = self._step
         if snapshot is None or step is None:
             return
         self._step = None
@@ -389,21 +395,25 @@ class LifeReader:
     def _take_turn(self, event: JobEvent, turn: OpenTurn) -> None:
         """Also names the job of a turn that was open when the trace began, which is unknown before."""
         if turn.job_id is None:
-            turn.job_id, turn.number = event.job_id, event.turn
+            turn.job_id = event.job_id
+            turn.number = event.turn
             turn.num_prompt_tokens = event.num_prompt_tokens
             self._num_turns[event.job_id] = max(event.turn, self._num_turns.get(event.job_id, 0))
         turn.num_known_tokens = event.num_known_tokens
         if event.kind != "turn_aborted":
-            turn.cached_tokens, turn.recomputed_tokens = event.cached_tokens, event.recomputed_tokens
+            turn.cached_tokens = event.cached_tokens
+            turn.recomputed_tokens = event.recomputed_tokens
         if event.kind != "turn_admitted":
             turn.num_output_tokens = event.num_output_tokens
 
     def _take_arrival(self, event: JobEvent, req_id: str) -> None:
         turn = self._arrive(req_id, event.job_id, event.now, number=event.turn)
-        turn.num_prompt_tokens, turn.num_known_tokens = event.num_prompt_tokens, event.num_known_tokens
+        turn.num_prompt_tokens = event.num_prompt_tokens
+        turn.num_known_tokens = event.num_known_tokens
         turn.recomputed_tokens = 0
         turn.diverged_at_token = event.diverged_at_token
-        turn.gap_s, turn.predicted_excess_s = event.gap_s, event.predicted_excess_s
+        turn.gap_s = event.gap_s
+        turn.predicted_excess_s = event.predicted_excess_s
         self._gaps.continue_from(turn, event.job_id, event.continues, event.gap_s)
 
     def _take_signal(self, event: SignalEvent) -> None:

@@ -57,7 +57,8 @@ class Lives:
         for turn in self.turns:
             if turn.job_id is not None:
                 turns.setdefault(turn.job_id, []).append(turn)
-        gaps, pins = _by_job(self.gaps), _by_job(self.pins)
+        gaps = _by_job(self.gaps)
+        pins = _by_job(self.pins)
         jobs = [
             job_life(job_id, of_job, gaps.get(job_id, ()), pins.get(job_id, ()), self.finished_s.get(job_id))
             for job_id, of_job in turns.items()

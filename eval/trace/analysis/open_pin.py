@@ -100,13 +100,15 @@ class PinReader:
             pin.decisions.append(decision)
             return
         if self._decided_for != event.req_id:
-            self._decided_for, self._decided = event.req_id, []
+            self._decided_for = event.req_id
+            self._decided = []
         self._decided.append(decision)
 
     def _take_decisions(self, req_id: str) -> list[PinDecision]:
         """Returns the decisions just made about this tip."""
         decided = self._decided if self._decided_for == req_id else []
-        self._decided_for, self._decided = None, []
+        self._decided_for = None
+        self._decided = []
         return decided
 
     def close(self, now: float) -> None:

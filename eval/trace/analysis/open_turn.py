@@ -142,7 +142,8 @@ class OpenTurn:
         return max(0, self.num_known_tokens - self.cached_tokens) if self.started_s is not None else 0
 
     def _means(self) -> tuple[float | None, float | None]:
-        began, ended = self.began_to_wait, self.waited
+        began = self.began_to_wait
+        ended = self.waited
         if began is None or ended is None or ended.now <= began.now:
             return None, None
         elapsed_s = ended.now - began.now

@@ -135,7 +135,8 @@ def job_seconds(spans: Sequence[Span]) -> Seconds:
     of_turns = [span for span in spans if span.phase not in (Phase.TOOL, Phase.CLIENT)]
     if not of_turns:
         return Seconds()
-    began_s, ended_s = min(span.start_s for span in of_turns), max(span.end_s for span in of_turns)
+    began_s = min(span.start_s for span in of_turns)
+    ended_s = max(span.end_s for span in of_turns)
     return seconds_of(tile(spans, began_s, ended_s))
 
 

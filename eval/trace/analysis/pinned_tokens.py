@@ -11,7 +11,8 @@ from tracing.events import TraceHeader
 
 def pinned_tokens(header: TraceHeader, num_blocks: int) -> int:
     """Returns the tokens of the longest turn whose KV, over all groups, fits in a pin of this many blocks."""
-    groups, size = recorded_groups(header), header.block_size
+    groups = recorded_groups(header)
+    size = header.block_size
     if groups == ONE_FULL_GROUP:
         return num_blocks * size
     steady = [group for group in groups if group.attention_chunk is None]

@@ -43,7 +43,8 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, facts: TraceFacts) -> FileFacts:
-        header, faults = facts.header, faults_of(facts)
+        header = facts.header
+        faults = faults_of(facts)
         wall = header.wall_time_s
         return cls(
             policy=header.policy,

@@ -79,10 +79,12 @@ def compare(a: TraceTables, b: TraceTables) -> TraceDiff:
     jobs_a, jobs_b = _same_names(a.jobs.filter(pl.col("named")), b.jobs.filter(pl.col("named")))
     both = _parted(jobs_a).join(_parted(jobs_b), on="job_id", suffix="_b")
     is_open = _open_in_one(a, b)
-    open_in_one, closed = both.filter(is_open), both.filter(~is_open)
+    open_in_one = both.filter(is_open)
+    closed = both.filter(~is_open)
     jobs = [_change(row) for row in closed.iter_rows(named=True)]
     jobs.sort(key=lambda job: (job.change_s, job.job_id))
-    of_a, of_b = summarize(a), summarize(b)
+    of_a = summarize(a)
+    of_b = summarize(b)
     return TraceDiff(
         a=of_a,
         b=of_b,
@@ -184,9 +186,11 @@ _FIGURES = (
 
 def render(diff: TraceDiff, limit: int) -> str:
     """Formats the comparison for a screen; ``limit``: the most gains, and the most losses."""
-    a, b = diff.a.file.policy or "A", diff.b.file.policy or "B"
+    a = diff.a.file.policy or "A"
+    b = diff.b.file.policy or "B"
     if a == b:
-        a, b = f"A ({a})", f"B ({b})"
+        a = f"A ({a})"
+        b = f"B ({b})"
     parts = [_render_figures(diff, a, b), _render_missing(diff)]
     if diff.jobs:
         parts += [_render_parts(diff), *_render_jobs(diff, a, b, limit)]

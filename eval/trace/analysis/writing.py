@@ -84,5 +84,6 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]], num_left: int = 1
 
 def wrapped(text: str, indent: int = 0, hang: int = 0) -> list[str]:
     """Wraps a text; ``hang``: additional indent from the second line on."""
-    first, rest = " " * indent, " " * (indent + hang)
+    first = " " * indent
+    rest = " " * (indent + hang)
     return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest)

@@ -167,7 +167,8 @@ class _PageBuilder:
         return notes
 
     def _left_out(self, jobs: list[JobLife]) -> list[str]:
-        tools, totals = self._everything.tools, self._everything.totals
+        tools = self._everything.tools
+        totals = self._everything.totals
         notes: list[str] = []
         num_jobs = len(self._sketches)
         if len(jobs) < num_jobs:

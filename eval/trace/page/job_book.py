@@ -60,7 +60,8 @@ class JobBook:
             sketch = self.sketches[job_id] = Sketch(turn.arrived_s, turn.ended_s)
         sketch.began_s = min(sketch.began_s, turn.arrived_s)
         if turn.ended_s > sketch.ended_s:
-            sketch.ended_s, sketch.awaits_turn = turn.ended_s, False
+            sketch.ended_s = turn.ended_s
+            sketch.awaits_turn = False
         sketch.num_turns += 1
         sketch.is_open = sketch.is_open or turn.end is TurnEnd.OPEN
         kept = self._kept_of(job_id)

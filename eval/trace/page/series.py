@@ -93,7 +93,8 @@ class PoolSeries:
 
     def _spread(self, state: PoolState, from_s: float, until_s: float) -> None:
         assert self._began_s is not None
-        start_s, end_s = from_s - self._began_s, until_s - self._began_s
+        start_s = from_s - self._began_s
+        end_s = until_s - self._began_s
         while end_s > self._bucket_s * MAX_BUCKETS:
             self._halve()
         index = int(start_s / self._bucket_s)

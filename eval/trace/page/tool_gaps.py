@@ -129,7 +129,8 @@ class ToolGaps:
 
 def _points_of_each(tools: list[tuple[str, _Tool]]) -> int:
     """Returns the most points per kind of call; kinds with few gaps leave unused points to others."""
-    room, most = SHOWN_POINTS, 0
+    room = SHOWN_POINTS
+    most = 0
     for left, size in enumerate(sorted(len(tool.points.items) for _, tool in tools)):
         most = room // (len(tools) - left)
         room -= min(size, most)

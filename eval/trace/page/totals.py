@@ -63,7 +63,8 @@ class Totals:
 
     def figures(self, sketches: dict[str, Sketch], duration_s: float, seconds: Seconds) -> list[Figure]:
         """Returns the most important figures. ``seconds``: the jobs' time by kind."""
-        trace, pool = self.trace, self.trace.pool.shares
+        trace = self.trace
+        pool = self.trace.pool.shares
         done = [sketch.wall_s for sketch in sketches.values() if not sketch.is_open]
         return [
             _figure("jobs", f"{len(sketches):,}", note=f"{trace.num_turns:,} turns"),
@@ -95,7 +96,8 @@ class Totals:
         ]
 
     def _turns_waited(self) -> str:
-        waited_s, longest_s = self.trace.turns_waited_s, self.trace.longest_wait_s
+        waited_s = self.trace.turns_waited_s
+        longest_s = self.trace.longest_wait_s
         return f"all turns together {waited_s:,.2f} s, one of them {longest_s:,.2f} s"
 
     def _slowest_first_tokens(self) -> str:

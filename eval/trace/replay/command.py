@@ -64,7 +64,9 @@ def _refuse_ignored(arguments: argparse.Namespace) -> None:
 
 def _hardware(arguments: argparse.Namespace) -> Hardware | None:
     """Returns the hardware to simulate; None: that of the trace itself."""
-    model, gpu, profile = arguments.model, arguments.gpu, arguments.profile
+    model = arguments.model
+    gpu = arguments.gpu
+    profile = arguments.profile
     tensor_parallel = arguments.tensor_parallel
     if profile is not None:
         if any(preset is not None for preset in (model, gpu, tensor_parallel)):

@@ -56,7 +56,8 @@ class _Knowing:
     run: RecordedRun
 
     def __call__(self, context: PolicyContext, knowledge: Knowledge) -> SchedulingPolicy:
-        policy, state = self.policy.make(context, knowledge), self.run.header.estimator_state
+        policy = self.policy.make(context, knowledge)
+        state = self.run.header.estimator_state
         if state is not None and isinstance(policy, ContinuumPolicy) and policy.tools.state() is None:
             policy.tools.recall(state)
         return _expecting(policy, self.run)

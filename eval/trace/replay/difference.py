@@ -40,11 +40,13 @@ class Difference:
         return "\n".join([head, *(f"  {line}" for line in self._lines())])
 
     def _lines(self) -> Iterator[str]:
-        recorded, now = self.recorded, self.now
+        recorded = self.recorded
+        now = self.now
         if recorded is not None and now is not None and type(recorded) is type(now):
             yield _tag(recorded)
             for name in recorded.__struct_fields__:
-                before, after = getattr(recorded, name), getattr(now, name)
+                before = getattr(recorded, name)
+                after = getattr(now, name)
                 if before != after:
                     yield f"  {name}: {_parted(before, after)}"
             return

@@ -17,7 +17,9 @@ from eval.trace.replay.block_names import Segment
 from eval.trace.replay.errors import NotReplayableError
 from tracing.events import RequestArrived
 
-GOING_ON, STOPPING, REFUSED = 0, 1, 2
+GOING_ON = 0
+STOPPING = 1
+REFUSED = 2
 """Sampled tokens of a replay: one that continues, one that ends the request, one that its grammar refuses."""
 
 

@@ -125,7 +125,8 @@ def _engine(header: TraceHeader) -> RecordedEngine:
     check_tells_engine(header)
     engine = RecordedEngine(header)
     for name in set(header.__struct_fields__) - NOT_OF_THE_ENGINE:
-        before, now = getattr(header, name), getattr(engine.header, name)
+        before = getattr(header, name)
+        now = getattr(engine.header, name)
         if before != now:
             raise NotReplayableError(f"the header's {name} is {before!r}, but this program's is {now!r}")
     return engine

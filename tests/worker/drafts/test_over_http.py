@@ -89,7 +89,7 @@ def test_a_pinned_turn_comes_back_to_the_drafters_kv(model: Path, tmp_path: Path
         ("nothing", "does not exist"),
         ("other tokens", "different vocabularies"),
         ("no tensor", "Tensor model.layers.1.mlp.up_proj.weight"),
-        ("no head", "no EAGLE head"),
+        ("no head", "no supported EAGLE head"),
     ],
 )
 def test_a_folder_that_cannot_draft_is_refused(

@@ -50,7 +50,8 @@ class CompiledGemm:
     """The GEMMs of bf16 rows with packed weights, given by their addresses."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        address, number = ctypes.c_void_p, ctypes.c_int64
+        address = ctypes.c_void_p
+        number = ctypes.c_int64
         self._multiply = typed(
             library.continuum_multiply, ctypes.POINTER(WeightAddress), address, number, address, number
         )
@@ -75,7 +76,8 @@ class CompiledGemm:
         num_outputs, num_inputs = weight.shape
         blocks = -(-num_outputs // INTERLEAVED)
         words = empty_pages((blocks, num_inputs // 2, INTERLEAVED, 2), weight.dtype)
-        rows, num_threads = weight.contiguous(), torch.get_num_threads()
+        rows = weight.contiguous()
+        num_threads = torch.get_num_threads()
         self._interleave(rows.data_ptr(), num_outputs, num_inputs // 2, words.data_ptr(), num_threads)
         return words
 
@@ -91,7 +93,9 @@ class CompiledGemm:
     ) -> torch.Tensor:
         """x [n, hidden_size], bf16; experts, int64, and weights [n, experts_per_token] -> the weighted sum of
         each row's experts [n, hidden_size]"""
-        x, experts, weights = x.contiguous(), experts.contiguous(), weights.float().contiguous()
+        x = x.contiguous()
+        experts = experts.contiguous()
+        weights = weights.float().contiguous()
         output = torch.empty_like(x)
         self._mix_experts(
             address,

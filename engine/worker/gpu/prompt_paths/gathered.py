@@ -65,7 +65,8 @@ class GatherScratch:
         before the window of a prompt's first query token are zeros, as their pages may be another
         sequence's."""
         total = sum(chunk.seq_len for chunk in prompts.chunks)
-        key, value = self._dense[0, :total], self._dense[1, :total]
+        key = self._dense[0, :total]
+        value = self._dense[1, :total]
         self._gather(keys, values, prompts, key, value, self._kv_scale, window)
         return key, value
 
@@ -80,7 +81,8 @@ def gather_pages(
     window: int | None,
 ) -> None:
     """Fill ``key`` and ``value``; see GatherScratch.gather. In plain torch, the reference for the kernel."""
-    block_size, start = keys.shape[1], 0
+    block_size = keys.shape[1]
+    start = 0
     for chunk, table in zip(prompts.chunks, prompts.block_tables, strict=True):
         tokens = torch.arange(chunk.seq_len, device=keys.device)
         places = table[tokens // block_size].long(), tokens % block_size

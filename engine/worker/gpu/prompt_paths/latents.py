@@ -44,7 +44,8 @@ def _gathered(latents: torch.Tensor, batch: StepBatch, chunk: PromptChunk) -> to
 def _attend_chunk(output: torch.Tensor, query: torch.Tensor, latents: torch.Tensor, scale: float) -> None:
     """Attend in tiles, each over the latents that its last query sees."""
     num_queries, num_heads, _ = query.shape
-    context, tile_size = len(latents) - num_queries, max(1, PACKED_ROWS // num_heads)
+    context = len(latents) - num_queries
+    tile_size = max(1, PACKED_ROWS // num_heads)
     positions = torch.arange(len(latents), device=query.device)
     for start in range(0, num_queries, tile_size):
         end = min(start + tile_size, num_queries)

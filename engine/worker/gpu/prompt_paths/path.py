@@ -39,7 +39,8 @@ class Prompts:
 
     @classmethod
     def of(cls, batch: StepBatch, chunks: tuple[PromptChunk, ...]) -> Prompts:
-        first, end = chunks[0].seq, chunks[-1].seq + 1
+        first = chunks[0].seq
+        end = chunks[-1].seq + 1
         seq_lens = batch.seq_lens[first:end]
         return cls(
             chunks,
@@ -86,10 +87,12 @@ class PromptPath(Protocol):
 
 def groups_within(chunks: tuple[PromptChunk, ...], max_tokens: int) -> Iterator[tuple[PromptChunk, ...]]:
     """Groups of consecutive chunks with at most ``max_tokens`` tokens of KV; a longer chunk is a group."""
-    start, gathered = 0, 0
+    start = 0
+    gathered = 0
     for index, chunk in enumerate(chunks):
         if index > start and gathered + chunk.seq_len > max_tokens:
             yield chunks[start:index]
-            start, gathered = index, 0
+            start = index
+            gathered = 0
         gathered += chunk.seq_len
     yield chunks[start:]

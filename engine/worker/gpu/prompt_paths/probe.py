@@ -84,7 +84,8 @@ class Probe:
     def _is_right(self, path: PromptPath, kind: AttentionKind) -> bool:
         if not path.can(kind):
             return False
-        keys, values = self.pool[:, 1, 0], self.pool[:, 1, 1]
+        keys = self.pool[:, 1, 0]
+        values = self.pool[:, 1, 1]
         try:
             output = path.attend(keys, values, self.query, self.prompts, kind)
             error = float((output.float() - self._expected(kind)).abs().max())
@@ -101,7 +102,9 @@ class Probe:
 
     def _expected(self, kind: AttentionKind) -> torch.Tensor:
         """The reference in fp32. The pool is converted first: not all devices can index 8-bit values."""
-        pool, outputs, token = self.pool.float() * self.kv_scale, [], 0
+        pool = self.pool.float() * self.kv_scale
+        outputs = []
+        token = 0
         for chunk, table in zip(self.prompts.chunks, self.prompts.block_tables.long(), strict=True):
             pages = pool[table, 1]
             key, value = (pages[:, which].flatten(0, 1)[: chunk.seq_len] for which in (0, 1))
@@ -129,7 +132,8 @@ def attention_by_definition(
 
 
 def _prompts(block_tables: torch.Tensor) -> Prompts:
-    chunks, token = [], 0
+    chunks = []
+    token = 0
     for seq, (query_len, seq_len) in enumerate(_LENGTHS):
         chunks.append(PromptChunk(seq, token, query_len, seq_len))
         token += query_len

@@ -24,7 +24,9 @@ class TorchVarlen:
         prompts: Prompts,
         kind: AttentionKind,
     ) -> torch.Tensor:
-        seq_lens, block_tables, max_seq_len = prompts.seq_lens, prompts.block_tables, prompts.max_seq_len
+        seq_lens = prompts.seq_lens
+        block_tables = prompts.block_tables
+        max_seq_len = prompts.max_seq_len
         if kind.window is not None:
             seq_lens, block_tables, max_seq_len = _seen_pages(prompts, kind.window, keys.shape[1])
         output = varlen.varlen_attn(

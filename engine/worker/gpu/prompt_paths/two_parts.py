@@ -63,12 +63,14 @@ class TwoParts:
         kind: AttentionKind,
     ) -> torch.Tensor:
         output = torch.empty_like(query)
-        token, kv_token = 0, 0
+        token = 0
+        kv_token = 0
         for chunk in prompts.chunks:
             queries = slice(token, token + chunk.query_len)
             context = slice(kv_token, kv_token + chunk.seq_len)
             output[queries] = self._attend_one(query[queries], key[context], value[context], kind.scale)
-            token, kv_token = queries.stop, context.stop
+            token = queries.stop
+            kv_token = context.stop
         return output
 
     def _attend_one(
@@ -108,7 +110,8 @@ class TwoParts:
         output, log_sum = self._attention(
             padded, _heads_first(key, 0, 0), _heads_first(value, 0, 0), False, scale
         )
-        output, log_sum = output[0, :, : len(rows)], log_sum[0, :, : len(rows)]
+        output = output[0, :, : len(rows)]
+        log_sum = log_sum[0, :, : len(rows)]
         output = output.view(num_kv_heads, num_queries, -1, head_dim).transpose(0, 1)
         log_sum = log_sum.view(num_kv_heads, num_queries, -1).transpose(0, 1)
         return output.reshape(query.shape), log_sum.reshape(num_queries, num_heads)

@@ -28,7 +28,8 @@ def delta_rule_chunks(
     num_tokens, num_heads, v_size = v.shape
     k_size = k.shape[2]
     recalling = v.new_empty(num_tokens, num_heads, k_size)
-    values, weights = torch.empty_like(output), _weights(output)
+    values = torch.empty_like(output)
+    weights = _weights(output)
     prepare.prepare_delta[(len(table.chunks), num_heads)](
         q,
         k,

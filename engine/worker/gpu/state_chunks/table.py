@@ -38,7 +38,8 @@ class StepTable:
 def table_on(batch: StateBatch, device: torch.device) -> StepTable:
     """The table of a batch, copied to the device once, for the first layer of a step."""
     if device not in batch.on_device:
-        sequences, chunks = _sequences(batch), _chunks(batch)
+        sequences = _sequences(batch)
+        chunks = _chunks(batch)
         numbers = torch.from_numpy(np.concatenate((sequences.ravel(), chunks.ravel()))).to(device)
         batch.on_device[device] = StepTable(
             numbers[: sequences.size].view(sequences.shape),
@@ -52,7 +53,8 @@ def table_on(batch: StateBatch, device: torch.device) -> StepTable:
 
 def _sequences(batch: StateBatch) -> IntArray:
     """See StepTable."""
-    lengths, num_chunks = batch.query_lens, _num_chunks(batch)
+    lengths = batch.query_lens
+    num_chunks = _num_chunks(batch)
     firsts = np.cumsum(num_chunks) - num_chunks
     columns = (batch.starts, lengths, batch.sources, batch.targets, firsts, num_chunks)
     rows: IntArray = np.stack(columns, axis=1).astype(np.int64)

@@ -71,7 +71,8 @@ def _as_floats(numbers: torch.Tensor) -> torch.Tensor:
 
 def groups_of(inputs: slice, group_size: int) -> tuple[slice, torch.Tensor | int]:
     """The groups of a weight that contain these inputs, and ``Codes.groups`` for the region."""
-    first, last = inputs.start // group_size, -(-inputs.stop // group_size)
+    first = inputs.start // group_size
+    last = -(-inputs.stop // group_size)
     if inputs.start % group_size == 0 and inputs.stop % group_size == 0:
         return slice(first, last), group_size
     return slice(first, last), torch.arange(inputs.start, inputs.stop) // group_size - first

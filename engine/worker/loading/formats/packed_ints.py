@@ -142,7 +142,8 @@ class GptqWeight:
         need_dtype(qzeros, "I32")
         need_dtype(scales, *_FLOATS)
         per_word = _per_word(bits)
-        num_inputs, num_outputs = qweight.shape[0] * per_word, qweight.shape[1]
+        num_inputs = qweight.shape[0] * per_word
+        num_outputs = qweight.shape[1]
         size = num_inputs if group_size == -1 else group_size
         groups = -(-num_inputs // size)
         need_shape(scales, (groups, num_outputs))
@@ -212,7 +213,8 @@ class PackQuantizedWeight:
         need_dtype(packed, "I32")
         need_dims(packed, 2)
         need_dtype(scale, *_FLOATS)
-        num_outputs, num_inputs = packed.shape[0], packed.shape[1] * _per_word(bits)
+        num_outputs = packed.shape[0]
+        num_inputs = packed.shape[1] * _per_word(bits)
         size = num_inputs if group_size == -1 else group_size
         need_shape(scale, (num_outputs, -(-num_inputs // size)))
         if zero_point is not None:
@@ -281,7 +283,8 @@ def _per_word(bits: int) -> int:
 
 def _words_of(numbers: slice, per_word: int) -> tuple[slice, slice]:
     """The words that hold these numbers, and the slice of the numbers within these words."""
-    first, last = numbers.start // per_word, -(-numbers.stop // per_word)
+    first = numbers.start // per_word
+    last = -(-numbers.stop // per_word)
     skipped = first * per_word
     return slice(first, last), slice(numbers.start - skipped, numbers.stop - skipped)
 

@@ -55,7 +55,8 @@ def deepseek_v2_shape(config: Any) -> DecoderShape:
 
 def latent_decoder(config: Any, routing: Routing, *, interleaved: bool) -> DecoderShape:
     """The shape of a decoder with latent attention and a mixture of experts after its first layers."""
-    plain, latent = plain_shape(config), _latent_shape(config, interleaved)
+    plain = plain_shape(config)
+    latent = _latent_shape(config, interleaved)
     size = config.moe_intermediate_size
     sparse = SparseShape(size, routing, size * (config.n_shared_experts or 0))
     first = config.first_k_dense_replace or 0
@@ -87,7 +88,8 @@ def _latent_shape(config: Any, interleaved: bool) -> LatentShape:
 def _stretch(rope: dict[str, Any]) -> float:
     """The factor of scores with which YaRN sharpens attention over a longer context (arXiv:2309.00071,
     section 3.4); DeepSeek applies it here instead of to cosines and sines."""
-    share, factor = rope.get("mscale_all_dim", 0), rope.get("factor") or 1.0
+    share = rope.get("mscale_all_dim", 0)
+    factor = rope.get("factor") or 1.0
     if rope.get("rope_type", "default") == "default" or not share or factor <= 1:
         return 1.0
     return float((0.1 * share * math.log(factor) + 1.0) ** 2)

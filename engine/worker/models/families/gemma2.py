@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def gemma2_shape(config: Any) -> DecoderShape:
-    plain, biased = plain_shape(config), has_attention_bias(config)
+    plain = plain_shape(config)
+    biased = has_attention_bias(config)
     return replace(
         plain,
         qkv_bias=biased,

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def glm4_moe_shape(config: PreTrainedConfig) -> DecoderShape:
-    plain, sparse = plain_shape(config), _sparse_shape(config)
+    plain = plain_shape(config)
+    sparse = _sparse_shape(config)
     share = rope_parameters(config).get("partial_rotary_factor", 1.0)
     mlps = (mlp if index < config.first_k_dense_replace else sparse for index, mlp in enumerate(plain.mlps))
     return replace(

@@ -15,7 +15,8 @@ _CLAMPED = ClampedGate(alpha=1.702, limit=7.0)
 
 
 def gpt_oss_shape(config: Any) -> DecoderShape:
-    plain, biased = plain_shape(config), has_attention_bias(config)
+    plain = plain_shape(config)
+    biased = has_attention_bias(config)
     # Its softmax is over the chosen experts only, which equals a normalized softmax over all.
     routing = Routing(config.num_local_experts, config.num_experts_per_tok, biased=True, rounded=True)
     sparse = SparseShape(

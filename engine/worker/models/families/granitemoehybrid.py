@@ -34,7 +34,8 @@ def is_known_granite_hybrid(config: Any) -> bool:
 
 
 def granite_hybrid_shape(config: Any) -> DecoderShape:
-    plain, biased = plain_shape(config), has_attention_bias(config)
+    plain = plain_shape(config)
+    biased = has_attention_bias(config)
     mamba = MambaShape(
         config.mamba_n_heads,
         config.mamba_d_head,

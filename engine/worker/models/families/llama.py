@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 def llama_shape(config: PreTrainedConfig) -> DecoderShape:
-    plain, biased = plain_shape(config), has_attention_bias(config)
+    plain = plain_shape(config)
+    biased = has_attention_bias(config)
     mlp = DenseShape(config.intermediate_size, bias=bool(getattr(config, "mlp_bias", False)))
     return replace(plain, qkv_bias=biased, output_bias=biased, mlps=(mlp,) * plain.num_layers)

@@ -28,8 +28,10 @@ def is_known_llama4(config: Any) -> bool:
 
 
 def llama4_shape(config: Any) -> DecoderShape:
-    plain, biased = plain_shape(config), has_attention_bias(config)
-    sparse, dense = _sparse_shape(config), DenseShape(config.intermediate_size_mlp)
+    plain = plain_shape(config)
+    biased = has_attention_bias(config)
+    sparse = _sparse_shape(config)
+    dense = DenseShape(config.intermediate_size_mlp)
     sparse_layers = frozenset(config.moe_layers)
     chunk = config.attention_chunk_size
     return replace(

@@ -22,7 +22,8 @@ def is_known_qwen3_next(config: Any) -> bool:
 
 
 def qwen3_next_shape(config: Any) -> DecoderShape:
-    plain, biased = plain_shape(config), has_attention_bias(config)
+    plain = plain_shape(config)
+    biased = has_attention_bias(config)
     net = DeltaNetShape(
         config.linear_num_key_heads,
         config.linear_num_value_heads,
@@ -67,7 +68,8 @@ def _mlps(config: Any, plain: DecoderShape) -> tuple[MLPShape, ...]:
     """Qwen3.5 has experts in all layers or in none, Qwen3-Next in those that its config names."""
     if not getattr(config, "num_experts", 0):
         return plain.mlps
-    sparse, dense_layers = _sparse_shape(config), getattr(config, "mlp_only_layers", ())
+    sparse = _sparse_shape(config)
+    dense_layers = getattr(config, "mlp_only_layers", ())
     every = getattr(config, "decoder_sparse_step", 1)
     return tuple(
         mlp if index in dense_layers or (index + 1) % every else sparse

@@ -78,7 +78,8 @@ def _has_silu(config: PreTrainedConfig) -> bool:
 
 def is_native(config: PreTrainedConfig) -> bool:
     """Whether our own decoder computes exactly what this config describes."""
-    family, ropes = config.model_type, all_ropes(config)
+    family = config.model_type
+    ropes = all_ropes(config)
     if family not in NATIVE_MODEL_TYPES:
         return False
     return (

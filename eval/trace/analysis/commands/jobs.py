@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _draft_cells(job: dict[str, Any]) -> list[str]:
-    accepted, num_output = job["accepted_tokens"], job["num_output_tokens"]
+    accepted = job["accepted_tokens"]
+    num_output = job["num_output_tokens"]
     return [
         f"{num_output / (num_output - accepted):.2f}" if num_output > accepted else NOTHING,
         percent(accepted, job["drafted_tokens"]) if job["drafted_tokens"] else NOTHING,

@@ -100,7 +100,9 @@ class DynamoExport(TurnRows[tuple[TurnLife, bytes]]):
         )
 
     def _metrics(self, turn: TurnLife, replay: Replay) -> RequestMetrics:
-        started_s, first_s, ttft_s = turn.started_s, turn.first_token_s, turn.ttft_s
+        started_s = turn.started_s
+        first_s = turn.first_token_s
+        ttft_s = turn.ttft_s
         wait_s = started_s - turn.arrived_s if started_s is not None else None
         prefill_s = ttft_s - wait_s if ttft_s is not None and wait_s is not None else None
         decode_s = turn.ended_s - first_s if first_s is not None else None

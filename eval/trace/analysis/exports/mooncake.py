@@ -100,7 +100,8 @@ class MooncakeExport(TurnRows[_Turn]):
         delay_ms = None
         if session.last is not kept and life.gap_s is not None:
             delay_ms = round(1000 * life.gap_s, 3)
-        session.last, session.ids = kept, kept.ids if whole else ()
+        session.last = kept
+        session.ids = kept.ids if whole else ()
         self._num_added += not whole
         self._sessions[life.req_id] = session
         row = Row(
@@ -115,7 +116,8 @@ class MooncakeExport(TurnRows[_Turn]):
 
     def _added(self, session: _Session, turn: _Turn) -> int | None:
         """Returns the row's ``input_length`` within the session; None if the row cannot continue it."""
-        before, now = session.last.life, turn.life
+        before = session.last.life
+        now = turn.life
         ids = session.ids
         if ids:
             grows = now.num_prompt_tokens > before.num_prompt_tokens

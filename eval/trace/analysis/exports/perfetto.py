@@ -18,7 +18,9 @@ ENGINE_PID = 1
 FIRST_JOB_PID = 2
 COUNTER_S = 0.02
 """Shortest interval between counters: a step may take a millisecond, and a day has millions."""
-TURNS, GAPS, PINS = 1, 1001, 2001
+TURNS = 1
+GAPS = 1001
+PINS = 2001
 """First thread of each kind; where two slices overlap the second is on the next thread."""
 _KINDS = {TURNS: "turns", GAPS: "between turns", PINS: "pins"}
 
@@ -110,7 +112,8 @@ class PerfettoExport(Silent):
     def _slice(
         self, pid: int, tid: int, name: str, cat: str, start_s: float, end_s: float, args: Mapping[str, Arg]
     ) -> None:
-        start, end = self._us(start_s), self._us(end_s)
+        start = self._us(start_s)
+        end = self._us(end_s)
         told = {key: value for key, value in args.items() if value is not None}
         self._emit(
             Event(
