@@ -163,7 +163,7 @@ def test_heads_that_do_not_fit_are_refused(model: Path, model_folder: Path, tmp_
     wide = make_model_folder(tmp_path / "wide", hidden_size=96)
     with pytest.raises(ConfigError, match="hidden states of 64 numbers, and the model's have 96"):
         _llm(wide, _eagle(head))
-    with pytest.raises(ConfigError, match="no (supported )?EAGLE head"):
+    with pytest.raises(ConfigError, match=r"no (supported )?EAGLE head"):
         _llm(model, _eagle(model))
     with pytest.raises(ConfigError, match="no layer for multi-token prediction"):
         _llm(model, MTP)
