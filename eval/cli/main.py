@@ -57,6 +57,9 @@ COMMANDS = (
     Command("route", "eval.route.command", "Route agent jobs to several running servers"),
     Command("bench", "eval.load.bench", "Benchmark a running server by replaying agent jobs"),
     Command("simulate", "eval.sim.command", "Compare scheduling policies on simulated GPUs"),
+    Command(
+        "fit", "eval.fit.command", "How many agents a model and a GPU serve, and the command to serve them"
+    ),
     Command("compare", "eval.report.compare", "Compare results of bench and simulate"),
     Command("workload", "eval.workloads.command", "Summarize a workload of agent jobs, or convert it"),
     Command("profile", "eval.sim.profile", "Measure step times on this machine for simulate --profile"),

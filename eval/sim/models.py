@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from engine.kv_cache_groups import KVCacheGroup, groups_of, num_slots
 from eval.errors import HardwareError
@@ -390,8 +391,13 @@ MODELS = {
 
 
 def find_model(name: str) -> ModelShape:
-    """Returns a preset by its name, in any case; HardwareError names the known ones."""
+    """Returns a preset by its name, in any case, or the shape of a model folder. HardwareError names the
+    known presets."""
     shape = MODELS.get(name.lower())
+    if shape is None and Path(name).is_dir():
+        from eval.sim.model_folder import shape_of_folder  # which makes a ModelShape
+
+        return shape_of_folder(Path(name))
     if shape is None:
-        raise HardwareError(f"Unknown model {name!r}; choose from {', '.join(MODELS)}.")
+        raise HardwareError(f"Unknown model {name!r}; name a model folder, or one of {', '.join(MODELS)}.")
     return shape

@@ -176,7 +176,12 @@ def test_the_default_number_of_gpus_is_the_usual_one(model: str, gpu: str, dtype
         ("llama-3.1-70b", "h100", {"tensor_parallel": 1}, "leaves no room for its KV on 1 x h100 (85 GB)"),
         ("llama-3.1-8b", "h100", {"tensor_parallel": 3}, "tensor_parallel must be one of 1, 2, 4, 8, got 3."),
         ("llama-3.1-8b", "h100", {"dtype": "int4"}, "dtype must be one of bf16, fp8, got 'int4'."),
-        ("llama-4", "h100", {}, "Unknown model 'llama-4'; choose from llama-3.1-8b, llama-3.1-70b"),
+        (
+            "llama-4",
+            "h100",
+            {},
+            "Unknown model 'llama-4'; name a model folder, or one of llama-3.1-8b, llama-3.1-70b",
+        ),
         ("llama-3.1-8b", "tpu", {}, "Unknown GPU 'tpu'; choose from a100-80, h100, h200, b200."),
     ],
 )

@@ -1,0 +1,1 @@
+"""``continuum fit``: how many agents a GPU serves, before there is one."""
