@@ -33,9 +33,10 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 COLUMNS = 100
 COMMANDS = (
-    *(("serve",), ("bench",), ("simulate",), ("fit",), ("reproduce",), ("profile",), ("workload",), ("compare",)),
+    *(("serve",), ("bench",), ("simulate",), ("reproduce",), ("profile",), ("workload",), ("compare",)),
     *(
         ("chat",),
+        ("fit",),
         ("demo",),
         ("trace", "export"),
         ("trace", "report"),

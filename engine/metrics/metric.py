@@ -45,8 +45,6 @@ class Metric:
     """Upper bounds of a histogram; empty: of tokens, up to the model's context."""
     of_server: bool = False
     """Whether it has no label ``engine``: it belongs to no core."""
-    appears: bool = True
-    """Whether it is exported from the start; otherwise from its first record on."""
 
 
 def counter(

@@ -444,7 +444,6 @@ BLOCK_LIVES = (
         BlockLives,
         "lifetimes_s",
         BLOCK_LIFE_BUCKETS_S,
-        appears=False,
     ),
     histogram(
         "vllm:kv_block_idle_before_evict_seconds",
@@ -452,7 +451,6 @@ BLOCK_LIVES = (
         BlockLives,
         "idle_s",
         BLOCK_LIFE_BUCKETS_S,
-        appears=False,
     ),
     histogram(
         "vllm:kv_block_reuse_gap_seconds",
@@ -460,7 +458,6 @@ BLOCK_LIVES = (
         BlockLives,
         "reuse_gaps_s",
         BLOCK_LIFE_BUCKETS_S,
-        appears=False,
     ),
 )
 
