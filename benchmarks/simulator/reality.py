@@ -26,9 +26,9 @@ from eval.load.bench_run import BenchOptions, run_bench
 from eval.load.planner import Limits
 from eval.load.records import JobRecord, TurnRecord, read_records, told
 from eval.load.server_process import ServerProcess, unwound_by_sigterm
+from eval.profile.command import Measurement, ProfileOptions, fit_profile, from_trace, measure, render
 from eval.sim.cost_model import StepCost
 from eval.sim.fitted import CostProfile, FittedCost, write_profile
-from eval.sim.profile import Measurement, ProfileOptions, fit_profile, from_trace, measure, render
 from eval.sim.sim_config import SimConfig
 from eval.sim.simulator import SimRun, Simulator
 from eval.workloads.arrivals import ArrivalKind, Arrivals

@@ -62,7 +62,7 @@ COMMANDS = (
     ),
     Command("compare", "eval.report.compare", "Compare results of bench and simulate"),
     Command("workload", "eval.workloads.command", "Summarize a workload of agent jobs, or convert it"),
-    Command("profile", "eval.sim.profile", "Measure step times on this machine for simulate --profile"),
+    Command("profile", "eval.profile.command", "Measure step times on this machine for simulate --profile"),
     Command("estimate", "eval.estimate.command", "Evaluate the tool-time estimator on recorded jobs"),
     Command("learn", "eval.learn.command", "Learn from traces or recorded jobs what a server can start with"),
     Command(

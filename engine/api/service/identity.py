@@ -24,6 +24,7 @@ from engine.tokenization.unicode_text import is_unicode
 MAX_ID_CHARS = 512
 MAX_USER_ID_CHARS = 4096
 """Maximum length of ``metadata.user_id``, which may be JSON with a session in it."""
+MIN_DEADLINE_S = 0.001
 MAX_DEADLINE_S = 86_400
 LAST_STEP_HEADER = "x-is-last-step"
 
@@ -229,14 +230,12 @@ def _deadline_s(identity: ClientIdentity, xargs: Mapping[str, object]) -> float 
         (identity.deadline_s, "deadline_s"),
         (xargs.get("deadline_s"), "vllm_xargs.deadline_s"),
     ):
-        if value is not None:
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not 0 < value <= MAX_DEADLINE_S
-            ):
-                raise _fault(field, f"must be a number of seconds above 0, at most {MAX_DEADLINE_S}")
-            return float(value)
+        if value is None:
+            continue
+        seconds = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+        if MIN_DEADLINE_S <= seconds <= MAX_DEADLINE_S:
+            return float(seconds)
+        raise _fault(field, f"must be a number of seconds from {MIN_DEADLINE_S} to {MAX_DEADLINE_S}")
     return None
 
 

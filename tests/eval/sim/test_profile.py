@@ -9,9 +9,9 @@ import pytest
 from engine.worker.loading.tiny_models import make_model_folder
 from eval.cli.main import main
 from eval.errors import ServerError
+from eval.profile.command import read_samples
+from eval.profile.profile_load import ProfileLoad, ServerLimits
 from eval.sim.fitted import read_profile
-from eval.sim.profile import read_samples
-from eval.sim.profile_load import ProfileLoad, ServerLimits
 from tests.eval.other_server import Behaviour, OtherServer
 
 

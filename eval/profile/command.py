@@ -21,10 +21,10 @@ import numpy as np
 from eval.arguments import given_flags, positive
 from eval.errors import UNREADABLE, CostModelError, EvalError, UsageError
 from eval.load.server_process import ServerProcess, unwound_by_sigterm
+from eval.profile.profile_load import Exchange, ProfileLoad, ServerLimits
 from eval.report.results import require_own_files, require_writable
 from eval.say import say
 from eval.sim.fitted import CostProfile, FittedCost, fit_steps, write_profile
-from eval.sim.profile_load import Exchange, ProfileLoad, ServerLimits
 from eval.sim.step_samples import StepSample, step_samples
 from tracing.events import TraceHeader
 from tracing.reader import TraceError, read_trace
