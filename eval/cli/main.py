@@ -57,18 +57,16 @@ COMMANDS = (
     Command("route", "eval.route.command", "Route agent jobs to several running servers"),
     Command("bench", "eval.load.bench", "Benchmark a running server by replaying agent jobs"),
     Command("simulate", "eval.sim.command", "Compare scheduling policies on simulated GPUs"),
-    Command(
-        "fit", "eval.fit.command", "How many agents a model and a GPU serve, and the command to serve them"
-    ),
+    Command("fit", "eval.fit.command", "Compute how many agents a GPU serves, and how"),
     Command("compare", "eval.report.compare", "Compare results of bench and simulate"),
     Command("workload", "eval.workloads.command", "Summarize a workload of agent jobs, or convert it"),
     Command("profile", "eval.profile.command", "Measure step times on this machine for simulate --profile"),
     Command("estimate", "eval.estimate.command", "Evaluate the tool-time estimator on recorded jobs"),
-    Command("learn", "eval.learn.command", "Learn from traces or recorded jobs what a server can start with"),
+    Command("learn", "eval.learn.command", "Learn from traces or jobs what a server can start with"),
     Command(
         "reproduce",
         "eval.reproduction.command",
-        "Simulate the Continuum paper's settings; compare with its results",
+        "Simulate the Continuum paper's settings, and compare",
     ),
     Command("trace", "eval.trace.command", "Analyze a scheduler trace: jobs, pins, and what-if replays"),
     Command(

@@ -48,9 +48,9 @@ def test_settings_that_differ_are_said(tmp_path: Path, capsys: pytest.CaptureFix
     second = _written(tmp_path / "b.json", run("b", 9.0, seed=2, workload="v", model="n"))
     assert main(["compare", first, second]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "b beside a: another workload (v, not w.jsonl)" in told
-    assert "b beside a: another model (n, not m)" in told
-    assert "b beside a: seeds 2, not 1" in told
+    assert "b compared with a: another workload (v, not w.jsonl)" in told
+    assert "b compared with a: another model (n, not m)" in told
+    assert "b compared with a: seeds 2, not 1" in told
 
 
 def test_flags_that_differ_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,11 +62,11 @@ def test_flags_that_differ_are_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["compare", first, second]) == 0
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("!")]
     assert told == [
-        "! b beside a: with --kv-tokens 400000, not 60000",
-        "! b beside a: with --share-prefixes",
+        "! b compared with a: with --kv-tokens 400000, not 60000",
+        "! b compared with a: with --share-prefixes",
     ]
     assert main(["compare", second, first]) == 0
-    assert "! a beside b: without --share-prefixes" in capsys.readouterr().out
+    assert "! a compared with b: without --share-prefixes" in capsys.readouterr().out
 
 
 def test_other_jobs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +76,9 @@ def test_other_jobs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         job.num_planned_turns = 1
     paths = [_written(tmp_path / "a.json", run("a", 9.0)), _written(tmp_path / "b.json", short)]
     assert main(["compare", *paths]) == 0
-    assert "! b beside a: other jobs: of 4 turns, not 8 (at all jobs at once)" in capsys.readouterr().out
+    assert (
+        "! b compared with a: other jobs: of 4 turns, not 8 (at all jobs at once)" in capsys.readouterr().out
+    )
 
 
 def test_notes_are_told_apart_where_their_numbers_differ(

@@ -103,7 +103,7 @@ def test_every_plot_is_there_with_every_policy(tmp_path: Path) -> None:
         ]
     # Two loads, and two policies besides the baseline.
     assert [name for name, _ in page.figures].count("jobs") == 4
-    assert "continuum beside fcfs, 2 jobs/s" in page.text
+    assert "continuum and fcfs, 2 jobs/s" in page.text
     for name, _ in POLICIES:
         assert name in page.text
 
@@ -157,7 +157,9 @@ def test_what_is_measured_and_assumed_comes_before_the_plots(tmp_path: Path) -> 
     assert told.index("tool times: 5 ASSUMED") < told.index("Job completion time against load")
     assert "cost: a roofline" in told
     assert "Made by continuum simulate" in told
-    assert told.index("other beside fcfs: another model (n, not m)") < told.index("Policies at each load")
+    assert told.index("other compared with fcfs: another model (n, not m)") < told.index(
+        "Policies at each load"
+    )
     assert page.ids.index("notes") < page.ids.index("completion")
 
 

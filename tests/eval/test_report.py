@@ -116,7 +116,7 @@ def test_a_policy_that_did_not_run_at_a_load_is_said_and_not_invented() -> None:
     runs = [run("a", 9.0, jobs_per_s=1.0), run("a", 9.0, jobs_per_s=2.0), run("b", 8.0, jobs_per_s=1.0)]
     table = render(runs)
     assert sum(line.startswith("  b ") for line in table.splitlines()) == 1
-    assert "b beside a: no run of its own (at 2 jobs/s)" in table
+    assert "b compared with a: no run of its own (at 2 jobs/s)" in table
 
 
 def test_runs_without_a_common_seed_have_a_ratio_without_an_interval() -> None:
@@ -124,7 +124,9 @@ def test_runs_without_a_common_seed_have_a_ratio_without_an_interval() -> None:
     runs = [run("a", 10.0, seed=1), run("a", 30.0, seed=2), run("b", 10.0, seed=3), run("b", 20.0, seed=4)]
     table = render(runs)
     assert _row(table, "job completion, mean s")[-1] == "0.75x"
-    assert "b beside a: seeds 3, 4, not 1, 2; ratios are by the seeds that both have" in _unwrapped(table)
+    assert "b compared with a: seeds 3, 4, not 1, 2; ratios are by the seeds that both have" in _unwrapped(
+        table
+    )
     comparison = Comparison([ResultFile(runs=runs)])
     ratio = comparison.ratio(comparison.series[1], comparison.loads[0], JOB_COMPLETION)
     assert ratio == Estimate(0.75)
@@ -150,12 +152,12 @@ def test_what_else_differs_is_said_in_words() -> None:
     )
     told = _unwrapped(render([run("a", 9.0), other]))
     for sentence in (
-        "b beside a: another workload (v.jsonl, not w.jsonl), so the ratios compare different work",
-        "b beside a: another model (n, not m)",
-        "b beside a: other hardware (h100; there: not named)",
-        "b beside a: 2 replicas, not 1",
-        "b beside a: measured, not simulated",
-        "b beside a: 5 jobs, not 4 (at all jobs at once)",
+        "b compared with a: another workload (v.jsonl, not w.jsonl), so the ratios compare different work",
+        "b compared with a: another model (n, not m)",
+        "b compared with a: other hardware (h100; there: not named)",
+        "b compared with a: 2 replicas, not 1",
+        "b compared with a: measured, not simulated",
+        "b compared with a: 5 jobs, not 4 (at all jobs at once)",
     ):
         assert sentence in told, sentence
 

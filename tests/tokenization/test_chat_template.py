@@ -270,7 +270,7 @@ def test_the_form_can_be_set(tokenizer: Tokenizer) -> None:
         ("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", "5,000,000"),
         (
             "{% for a in messages[0].content * 999 %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-            "turns",
+            "iterations",
         ),
         ("{{ 'a' * 1000000000 }}", "repeated"),
         ("{{ 1000000000 * ['a'] }}", "repeated"),
