@@ -117,7 +117,7 @@ def _check_begins(header: TraceHeader, report: TraceReport) -> None:
     if not header.from_start:
         raise NotReplayableError(
             "the trace was switched on while the engine ran, so what came before is not known: it can be "
-            "analysed, but not replayed"
+            "analyzed, but not replayed"
         )
 
 
