@@ -8,12 +8,13 @@ where its tenant has leased out too much.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count, takewhile
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.outputs import ModelRunnerOutput, NewKVLease, SchedulerOutput
+from engine.core.parts import SchedulerPart
 from engine.core.policy import Pin, PinEnd
 from engine.core.request import Request
 from engine.kv_transfer.messages import KVLeased, KVLeaseOrder
@@ -22,7 +23,7 @@ MOST_OF_POOL = 0.5
 """Share of the pool that one tenant's leases may keep from others."""
 
 
-class KVLeases:
+class KVLeases(SchedulerPart):
     """The leases that are held, and what the worker and the readers report of them."""
 
     def __init__(self, kv: KVCacheManager) -> None:
@@ -79,7 +80,7 @@ class KVLeases:
         num_tokens = pin.num_prefix_blocks * self._kv.block_size
         return KVLeased(order.lease_id, num_tokens, _by_group(blocks, len(pin.block_hashes[0])))
 
-    def update_from_output(self, result: ModelRunnerOutput, now: float) -> None:
+    def take(self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float) -> None:
         """Apply the readers' reports: release the leases that were read, renew those that need more time."""
         for lease_id in result.renewed_kv_leases:
             pin = self._by_lease_id.get(lease_id)
@@ -107,7 +108,7 @@ class KVLeases:
         """The number of leases that are held."""
         return len(self._pins)
 
-    def fill_in(self, plan: SchedulerOutput) -> None:
+    def fill(self, plan: SchedulerOutput, requests: Mapping[str, Request], now: float) -> None:
         """Add the leases that have begun and those that have ended to a plan."""
         if self._new:
             plan.kv_leases = self._new

@@ -227,6 +227,17 @@ class SchedulerOutput:
     in_wave: bool = False
     """Whether all cores that share experts run this step, with tokens or without."""
 
+    @property
+    def concerns_worker(self) -> bool:
+        """Whether the worker has something to compute, to drop or to end."""
+        return bool(
+            self.total_num_scheduled_tokens
+            or self.in_wave
+            or self.finished_req_ids
+            or self.preempted_req_ids
+            or self.ended_kv_leases
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:

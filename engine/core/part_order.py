@@ -10,6 +10,7 @@ from engine.core.draft_tokens import DraftTokens
 from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.fairness.step_shares import StepShares
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
+from engine.core.kv_leases import KVLeases
 from engine.core.parts import Parts, SchedulerPart
 from engine.core.routed_experts import RoutedExpertsStore
 from engine.core.state_alignment import StateAlignment
@@ -19,14 +20,15 @@ ORDER: tuple[type[SchedulerPart], ...] = (
     EncoderCacheManager,  # after shares: a share must not end in a picture that is computed whole
     StateAlignment,  # last of those that cut: it only shortens, and what it leaves ends with a block
     AdapterCounts,  # after pictures: a request that waits for the encoder takes no slot of an adapter
+    KVLeases,  # has no limits, and reads no other part
     DraftTokens,  # before steps in flight reserve places, which depends on a plan's number of drafts
     RoutedExpertsStore,
 )
 
 
-def own_parts(config: SchedulerConfig, kv: KVCacheManager, drafts: DraftTokens) -> Parts:
-    """The parts that a scheduler's configuration turns on."""
-    parts: list[SchedulerPart] = [drafts]
+def own_parts(config: SchedulerConfig, kv: KVCacheManager, drafts: DraftTokens, leases: KVLeases) -> Parts:
+    """The parts that a scheduler's configuration turns on, beside those that requests may use at any time."""
+    parts: list[SchedulerPart] = [drafts, leases]
     if config.enable_chunked_prefill:
         parts.append(StepShares())
     if kv.states is not None and kv.enable_caching:

@@ -93,7 +93,7 @@ class Scheduler:
         overlap = bool(config.async_scheduling)
         self.steps = StepsInFlight(self.kv, self.requests, max_model_len, num_stages, overlap=overlap)
         self.drafts = DraftTokens(self.kv, max_model_len)
-        self.parts = own_parts(config, self.kv, self.drafts)
+        self.parts = own_parts(config, self.kv, self.drafts, self.leases)
         self.slots = TenantSlots()
         self._fairness = FairPreemption(self.kv, self.slots, policy)
         self.waiting = FairQueue(self.slots, policy.is_overdue)
@@ -325,7 +325,6 @@ class Scheduler:
         self.parts.fill(plan, self.requests, step.now)
         self.steps.begin(plan)
         self.loads.fill_in(plan, self.requests)
-        self.leases.fill_in(plan)
         return plan
 
     # ---- admission ----
@@ -505,7 +504,6 @@ class Scheduler:
         for unfit in self.loads.update_from_output(result):
             self.kv.free(unfit)
             self._queue_again(unfit, now)
-        self.leases.update_from_output(result, now)
         self.parts.take(plan, result, now)
         outputs: list[EngineCoreOutput] = []
         any_finished = False
@@ -625,6 +623,11 @@ class Scheduler:
     def num_pending_loads(self) -> int:
         """Loads that the worker has yet to report, in answer to an empty plan if need be."""
         return self.loads.num_in_flight
+
+    @property
+    def awaits_worker(self) -> bool:
+        """Whether the worker has something to report, in answer to an empty plan if need be."""
+        return bool(self.loads.num_in_flight or self.loads.num_disk_writes or self.leases)
 
     def make_stats(self) -> SchedulerStats:
         """Gauges as they are now, and counts since the last call."""

@@ -24,7 +24,7 @@ from tracing.tracer import Tracer
 READS = frozenset(
     (
         *("check_invariants", "has_unfinished_requests", "make_stats", "next_due_s", "num_pending_loads"),
-        *("sampled_grammars", "statistics"),
+        *("awaits_worker", "sampled_grammars", "statistics"),
         *("config", "kv", "leases", "loads", "max_model_len", "parts", "pins", "policy", "steps"),
         *("compiling", "constrained", "requests", "running", "waiting"),
         *("pause_state", "replan_at_once", "request_block_hasher"),

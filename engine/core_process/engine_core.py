@@ -425,16 +425,7 @@ class EngineCore:
         return stats
 
     def _submit(self, plan: SchedulerOutput) -> PendingOutput:
-        if (
-            plan.total_num_scheduled_tokens
-            or plan.in_wave
-            or plan.finished_req_ids
-            or plan.preempted_req_ids
-            or self.scheduler.num_pending_loads
-            or self._writes_to_disk()
-            or plan.ended_kv_leases
-            or self.scheduler.leases
-        ):
+        if plan.concerns_worker or self.scheduler.awaits_worker:
             return self._executor.submit(plan)
         return FinishedOutput(EMPTY_MODEL_RUNNER_OUTPUT)
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from engine.core.outputs import ModelRunnerOutput, NewKVLease
+from engine.core.outputs import CachedRequestData, ModelRunnerOutput, NewKVLease, SchedulerOutput
 from engine.core.request import Request, RequestStatus
 from engine.kv_cache_groups import KVCacheGroup
 from engine.kv_transfer.messages import KVLeaseOrder
@@ -31,7 +31,8 @@ def ordered(
 def said(room: EngineRoom, *, released: list[str] | None = None, renewed: list[str] | None = None) -> None:
     """Reports messages of readers to the scheduler."""
     result = ModelRunnerOutput([], [], released_kv_leases=released or [], renewed_kv_leases=renewed or [])
-    room.scheduler.leases.update_from_output(result, room.clock.now())
+    plan = SchedulerOutput([], CachedRequestData(), {}, 0, set(), set())
+    room.scheduler.leases.take(plan, result, room.clock.now())
     room.scheduler.expire(room.clock.now())
 
 
