@@ -39,8 +39,8 @@ class Metric:
     """A label besides those of all metrics."""
     label_values: tuple[str, ...] = ()
     """The values that it may have, if they are few."""
-    starts_with: tuple[str, ...] = ()
-    """Values of the label that are exported as 0 from the start."""
+    starts_at_zero: bool = False
+    """Whether each of these values is exported as 0 from the start."""
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram; empty: of tokens, up to the model's context."""
     of_server: bool = False

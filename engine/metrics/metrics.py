@@ -189,7 +189,7 @@ class _Recorder:
         self._values = values
         self._read = attrgetter(metric.read) if isinstance(metric.read, str) else metric.read
         self._only = None if metric.label is not None else series.labels(*values)
-        for value in metric.starts_with:
+        for value in metric.label_values if metric.starts_at_zero else ():
             self.begin(value)
 
     def begin(self, label: str) -> None:

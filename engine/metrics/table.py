@@ -153,7 +153,7 @@ REQUESTS = (
         lambda stats: {stats.finish_reason: 1},
         label="finished_reason",
         label_values=tuple(map(str, FinishReason)),
-        starts_with=tuple(map(str, FinishReason)),  # so that an alert sees the first error
+        starts_at_zero=True,  # so that an alert sees the first error
     ),
     REJECTIONS,
     VOLATILE_TEXTS,

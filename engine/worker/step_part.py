@@ -46,6 +46,11 @@ class StepParts:
         for part in self._beginning:
             part.begin(plan, step)
 
+    @property
+    def settles(self) -> bool:
+        """Whether any part wants to know which drafts were accepted."""
+        return bool(self._settling)
+
     def settle(self, accepted: Mapping[int, int]) -> None:
         for part in self._settling:
             part.settle(accepted)

@@ -6,23 +6,24 @@ from typing import TextIO
 
 import msgspec
 
+from eval.errors import UsageError
 from eval.fit.memory import BLOCK_SIZE
 from eval.sim.simulate import Hardware, SimulationPlan, SimulationRun, simulate_one
 from eval.workloads.arrivals import ArrivalKind
 from eval.workloads.sampling import JobLimits
 
-JOBS_PER_AGENT = 3
-"""Jobs that each agent runs one after another, so that most of a run is at full load."""
 MAX_AGENTS = 4096
+"""No more are tried."""
 GAP_CAP_S = 600.0
+SEED = 0
 
 
 class Tried(msgspec.Struct, kw_only=True):
     """One simulation."""
 
     agents: int
-    return_p95_s: float | None
-    """Time to first token that 95 of 100 returning turns have; None if no turn returned."""
+    return_p95_s: float
+    """Time to first token that 95 of 100 returning turns have."""
     jobs_per_hour: float | None
 
 
@@ -34,7 +35,7 @@ class AgentsAtSlo(msgspec.Struct, kw_only=True):
     tried: list[Tried]
     """The simulations, fewest agents first."""
     notes: list[str]
-    """What the simulation measured and assumed."""
+    """What the simulation of that number measured and assumed."""
 
 
 def agents_at_slo(
@@ -45,22 +46,22 @@ def agents_at_slo(
     context: int,
     return_s: float,
     first: int,
-    num_jobs: int | None,
+    jobs_per_agent: int,
     host_kv_tokens: int,
     progress: TextIO,
 ) -> AgentsAtSlo:
     """Doubles or halves the number of agents from ``first`` on until the SLO breaks or holds, then bisects
     until the two are within a tenth. An agent begins its next job when one has ended. ``context`` and
-    ``host_kv_tokens`` are in tokens, ``return_s`` in seconds."""
+    ``host_kv_tokens`` are in tokens, ``return_s`` in seconds. UsageError if no turn of a job returns."""
     tried: dict[int, Tried] = {}
-    notes: list[str] = []
+    notes: dict[int, list[str]] = {0: []}
 
     def keeps(agents: int) -> bool:
         if agents not in tried:
             print(f"simulating {agents:,} agents", file=progress, flush=True)
             plan = SimulationPlan(
                 workload=workload,
-                num_jobs=num_jobs or JOBS_PER_AGENT * agents,
+                num_jobs=jobs_per_agent * agents,
                 limits=JobLimits(max_context_tokens=context - BLOCK_SIZE, gap_cap_s=GAP_CAP_S),
                 arrivals=ArrivalKind.CLOSED,
                 concurrency=agents,
@@ -68,9 +69,8 @@ def agents_at_slo(
                 host_kv_tokens=host_kv_tokens,
                 block_size=BLOCK_SIZE,
             )
-            tried[agents] = _simulated(plan, policy, agents, notes)
-        waited_s = tried[agents].return_p95_s
-        return waited_s is None or waited_s <= return_s
+            tried[agents], notes[agents] = _simulated(plan, policy, agents)
+        return tried[agents].return_p95_s <= return_s
 
     good, bad = 0, MAX_AGENTS + 1
     agents = min(first, MAX_AGENTS)
@@ -87,15 +87,13 @@ def agents_at_slo(
             good = middle
         else:
             bad = middle
-    return AgentsAtSlo(agents=good, tried=[tried[number] for number in sorted(tried)], notes=notes)
+    return AgentsAtSlo(agents=good, tried=[tried[number] for number in sorted(tried)], notes=notes[good])
 
 
-def _simulated(plan: SimulationPlan, policy: str, agents: int, notes: list[str]) -> Tried:
-    result = simulate_one(plan, SimulationRun(policy, None, 0, detail=False))
-    notes[:] = result.notes
-    waits = result.returning_ttft_s
-    return Tried(
-        agents=agents,
-        return_p95_s=None if waits is None else waits.p95,
-        jobs_per_hour=result.jobs_per_hour,
-    )
+def _simulated(plan: SimulationPlan, policy: str, agents: int) -> tuple[Tried, list[str]]:
+    """The result, and the notes on it."""
+    result = simulate_one(plan, SimulationRun(policy, None, SEED, detail=False))
+    if result.returning_ttft_s is None:
+        raise UsageError(f"No turn of {plan.workload} returns from a tool: there is no wait to bound.")
+    tried = Tried(agents=agents, return_p95_s=result.returning_ttft_s.p95, jobs_per_hour=result.jobs_per_hour)
+    return tried, [*result.notes, "one seed: no confidence interval"]

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import os
+import shlex
 import sys
 from pathlib import Path
 
 import msgspec
 
 from eval.arguments import count, positive, share
-from eval.fit.agents import AgentsAtSlo, agents_at_slo
+from eval.errors import UsageError
+from eval.fit.agents import MAX_AGENTS, AgentsAtSlo, agents_at_slo
 from eval.fit.memory import Memory, memory_of
 from eval.sim.hardware import GIB, GPUS
 from eval.sim.models import MODELS
 from eval.sim.simulate import Hardware
 
 DEFAULT_CONTEXT = 32_768
+DEFAULT_POLICY = "continuum"
 
 
 class Fit(msgspec.Struct, kw_only=True):
@@ -41,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="GPUs that share the model (default: the fewest whose memory holds weights and KV)",
     )
-    add("--dtype", default="bf16", metavar="TYPE", help="Data type of the weights: bf16 or fp8")
     add("--gpu-memory-utilization", type=share, default=0.92, metavar="X", help="Fraction of the GPU memory")
     add(
         "--context",
@@ -68,8 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="SLO: 95 of 100 returning turns have their first token within S seconds",
     )
-    add("--jobs", type=count, metavar="N", help="Jobs of a simulation (default: three for each agent)")
-    add("--policy", default="continuum", metavar="NAME", help="Scheduling policy that is simulated")
+    add(
+        "--jobs-per-agent",
+        type=count,
+        default=3,
+        metavar="N",
+        help="Jobs that each agent runs in a simulation, one after another",
+    )
+    add("--policy", default=DEFAULT_POLICY, metavar="NAME", help="Scheduling policy that is simulated")
     add("--json", action="store_true", help="Print the result as JSON")
 
 
@@ -79,12 +86,13 @@ def run(arguments: argparse.Namespace) -> int:
         model=arguments.model,
         gpu=arguments.gpu,
         tensor_parallel=arguments.tensor_parallel,
-        dtype=arguments.dtype,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
     )
     memory = memory_of(hardware, arguments.context, arguments.agents)
     at_slo = None
     if arguments.workload is not None:
+        if memory.host_bytes and memory.state_bytes:
+            raise UsageError("--agents beyond those that fit cannot be simulated for a model with states.")
         at_slo = agents_at_slo(
             hardware,
             arguments.workload,
@@ -92,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
             context=arguments.context,
             return_s=arguments.slo_return_s,
             first=max(1, memory.agents),
-            num_jobs=arguments.jobs,
+            jobs_per_agent=arguments.jobs_per_agent,
             host_kv_tokens=memory.host_bytes // memory.kv_bytes_per_token,
             progress=sys.stderr,
         )
@@ -105,9 +113,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def serve_command(arguments: argparse.Namespace, memory: Memory) -> str:
-    """The command that serves this."""
-    name = Path(arguments.model).resolve() if os.path.isdir(arguments.model) else arguments.model
-    words = ["continuum serve", str(name), f"--max-model-len {arguments.context}"]
+    """The command that serves this. A preset has no folder: its place is called MODEL."""
+    name = str(Path(arguments.model).resolve()) if Path(arguments.model).is_dir() else "MODEL"
+    words = ["continuum serve", shlex.quote(name), f"--max-model-len {arguments.context}"]
+    if arguments.policy != DEFAULT_POLICY:
+        words.append(f"--scheduling-policy {shlex.quote(arguments.policy)}")
     if memory.num_gpus > 1:
         words.append(f"--tensor-parallel-size {memory.num_gpus}")
     if arguments.gpu_memory_utilization != 0.92:
@@ -139,10 +149,12 @@ def render(fit: Fit, arguments: argparse.Namespace) -> str:
 def _simulated(at_slo: AgentsAtSlo, arguments: argparse.Namespace) -> list[str]:
     what = f"simulated, {arguments.policy}, {arguments.workload}: an agent starts its next job when one ends"
     slo = f"agents with p95 of returns within {arguments.slo_return_s:g} s"
-    rows = [(slo, f"{at_slo.agents:,}" if at_slo.agents else "none")]
-    for tried in at_slo.tried:
-        waits = "none returned" if tried.return_p95_s is None else f"{tried.return_p95_s:,.2f} s"
-        rows.append((f"  {tried.agents:,} agents: p95 of returns", waits))
+    most = f"at least {MAX_AGENTS:,}" if at_slo.agents == MAX_AGENTS else f"{at_slo.agents:,}"
+    rows = [(slo, most if at_slo.agents else "none")]
+    rows += [
+        (f"  {tried.agents:,} agents: p95 of returns", f"{tried.return_p95_s:,.2f} s")
+        for tried in at_slo.tried
+    ]
     return [what, *_columns(rows), *(f"- {note}" for note in at_slo.notes)]
 
 

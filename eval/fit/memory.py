@@ -8,7 +8,7 @@ from engine.kv_cache_groups import attention_groups, num_blocks_held
 from eval.errors import UsageError
 from eval.sim.hardware import parameter_bytes
 from eval.sim.kv_sizes import KvSizes
-from eval.sim.models import find_model
+from eval.sim.model_folder import find_model
 from eval.sim.roofline import RooflineCost
 from eval.sim.simulate import KV_BYTES, STATES_PER_SEQ, Hardware
 

@@ -1,4 +1,4 @@
-"""The shape of a model from its folder: ``config.json`` as transformers writes it. Reads no weights."""
+"""The shape of a model, by the name of a preset or from the config of its folder. Reads no weights."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from eval.errors import HardwareError
-from eval.sim.models import ModelShape
+from eval.sim.models import MODELS, ModelShape
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 SPARSE = ("mixtral", "qwen3_moe")
+
+
+def find_model(name: str) -> ModelShape:
+    """Returns a preset by its name, in any case, or the shape of a model folder. HardwareError names the
+    known presets."""
+    shape = MODELS.get(name.lower())
+    if shape is not None:
+        return shape
+    if not Path(name).is_dir():
+        raise HardwareError(f"Unknown model {name!r}; name a model folder, or one of {', '.join(MODELS)}.")
+    return shape_of_folder(Path(name))
 
 
 def shape_of_folder(folder: Path) -> ModelShape:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from engine.kv_cache_groups import KVCacheGroup, groups_of, num_slots
-from eval.errors import HardwareError
 
 _STATE_VALUE_BYTES = 4
 """Recurrent states are in fp32."""
@@ -388,16 +386,3 @@ MODELS = {
         ),
     )
 }
-
-
-def find_model(name: str) -> ModelShape:
-    """Returns a preset by its name, in any case, or the shape of a model folder. HardwareError names the
-    known presets."""
-    shape = MODELS.get(name.lower())
-    if shape is None and Path(name).is_dir():
-        from eval.sim.model_folder import shape_of_folder  # which makes a ModelShape
-
-        return shape_of_folder(Path(name))
-    if shape is None:
-        raise HardwareError(f"Unknown model {name!r}; name a model folder, or one of {', '.join(MODELS)}.")
-    return shape

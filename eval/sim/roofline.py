@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from eval.errors import HardwareError
 from eval.sim.cost_model import StepWork
 from eval.sim.hardware import GIB, Gpu, find_gpu, parameter_bytes
-from eval.sim.models import ModelShape, find_model
+from eval.sim.model_folder import find_model
+from eval.sim.models import ModelShape
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
 """Numbers of GPUs of one machine that can share a model."""

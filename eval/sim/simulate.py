@@ -29,7 +29,7 @@ from eval.sim.cost_model import StepCost
 from eval.sim.drafts import DraftCounts
 from eval.sim.fitted import read_profile
 from eval.sim.hardware import NVME
-from eval.sim.models import find_model
+from eval.sim.model_folder import find_model
 from eval.sim.replicas.make import COARSE, EXACT
 from eval.sim.roofline import make_cost
 from eval.sim.sim_config import KV_TRANSFER_GB_S, SimConfig

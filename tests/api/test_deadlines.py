@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -60,9 +61,29 @@ def test_clients_without_the_field_send_it_in_xargs(http: httpx.Client, path: st
 
 
 def test_one_late_request_costs_no_other(http: httpx.Client) -> None:
-    """The other answer of the same moment is the one that the prompt has alone."""
-    body = {"prompt": "Count.", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
-    alone = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
-    late = http.post("/v1/completions", json={**body, "max_tokens": 900, "deadline_s": TOO_SOON})
-    assert late.status_code == 504
-    assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == alone
+    """Answers beside late requests are those that their prompts have alone."""
+    bodies = [
+        {"prompt": f"Count {number}.", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
+        for number in range(4)
+    ]
+    alone = [text_of(http.post("/v1/completions", json=body)) for body in bodies]
+    late = {**bodies[0], "max_tokens": 900, "deadline_s": TOO_SOON}
+    with ThreadPoolExecutor(8) as pool:
+        lates = [pool.submit(http.post, "/v1/completions", json=late) for _ in range(4)]
+        others = [pool.submit(http.post, "/v1/completions", json=body) for body in bodies]
+    assert [each.result().status_code for each in lates] == [504] * 4
+    assert [text_of(each.result()) for each in others] == alone
+
+
+def text_of(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+def test_a_deadline_counts_from_the_body(http: httpx.Client) -> None:
+    """The time in which a prompt is rendered is part of it; the one token alone would be in time."""
+    loops = "{% for a in range(90000) %}{% endfor %}" * 40
+    body = {"messages": MESSAGES, "max_tokens": 1, "chat_template": f"{loops}Count."}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    assert http.post("/v1/chat/completions", json={**body, "deadline_s": TOO_SOON}).status_code == 504

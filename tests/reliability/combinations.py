@@ -25,6 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import httpx
 import pytest
 
 from engine.frontend.llm import LLM
@@ -211,13 +212,17 @@ def _sampling(body: dict[str, Any]) -> SamplingParams:
 
 
 class CombinedRounds(Rounds):
-    """Rounds in which some clients disconnect."""
+    """Rounds in which some clients disconnect, and some need their answers soon."""
 
     def ask(self, to: Operated, *, must: bool, count: int = 6) -> None:
         left = [self.pool.submit(_leave, to, self._question()) for _ in range(2)]
+        question = self._question()
+        late = self.pool.submit(_late, to, question)
         super().ask(to, must=must, count=count)
         for each in left:
             each.result()
+        if late.result().status_code != 504:  # it was in time
+            to.check(question, None, late.result(), must=must)
 
 
 def _leave(to: Operated, question: int) -> None:
@@ -225,6 +230,11 @@ def _leave(to: Operated, question: int) -> None:
     body = {**to.world.body(question), "model": "tiny", "stream": True}
     with to.http.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_raw(), None)
+
+
+def _late(to: Operated, question: int) -> httpx.Response:
+    """A client that needs its answer sooner than most arrive."""
+    return to.ask(question, None, deadline_s=0.05)
 
 
 def play(

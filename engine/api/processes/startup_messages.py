@@ -20,7 +20,7 @@ def say_ready(config: ServerConfig, sock: socket.socket, core: EngineReady) -> N
     lines = [_pool(core)]
     if core.most_draft_bytes:
         size = f"{core.most_draft_bytes / 2**20:,.0f} MiB"
-        lines.append(f"Drafts: up to {size} of memory per engine core, for the past of jobs")
+        lines.append(f"Drafts: up to {size} of memory per engine core, for the texts of earlier turns")
     if config.dashboard:
         lines.append(f"Dashboard: {address}/dashboard")
     print("\n".join([*lines, f"Serving {config.served_model_names[0]} at {address}"]), flush=True)

@@ -6,6 +6,7 @@ A request is admitted before any other work is done for it. This module does not
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from zlib import crc32
@@ -120,6 +121,12 @@ class Permit:
     def __init__(self, admission: Admission, share: int) -> None:
         self._admission = admission
         self._share = share
+        self._since = time.monotonic()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the body was admitted, before its prompt was made."""
+        return time.monotonic() - self._since
 
     def prefill(self, num_tokens: int) -> PrefillPermit:
         """Admits a prompt of this many tokens; OverloadedError beyond the limit."""

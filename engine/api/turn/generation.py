@@ -52,7 +52,7 @@ class Generation:
         prefill = permit.prefill(len(prompt_token_ids))
         self._live.add(request_id)
         self._board.add(Tally.LIVE, 1)
-        watch = self._watch(request_id, context)
+        watch = self._watch(request_id, context, permit.age_s)
         try:
             outputs = self._engine.generate(
                 prompt_token_ids, params, request_id, context, on_accepted=on_accepted
@@ -72,8 +72,9 @@ class Generation:
             if watch is not None:
                 watch.cancel()
 
-    def _watch(self, request_id: str, context: RequestContext) -> asyncio.Task[None] | None:
-        """Ends the request at the first of its limits; None if it has none."""
+    def _watch(self, request_id: str, context: RequestContext, age_s: float) -> asyncio.Task[None] | None:
+        """Ends the request at the first of its limits, which count from its admission; None if it has
+        none."""
         limits: list[tuple[float, str]] = []
         if self._timeout_s is not None:
             limits.append((self._timeout_s, "request_timeout_s"))
@@ -81,10 +82,11 @@ class Generation:
             limits.append((context.job.deadline_s, "its deadline_s"))
         if not limits:
             return None
-        return asyncio.create_task(self._end_late(request_id, *min(limits)))
+        timeout_s, limit = min(limits)
+        return asyncio.create_task(self._end_late(request_id, timeout_s, limit, timeout_s - age_s))
 
-    async def _end_late(self, request_id: str, timeout_s: float, limit: str) -> None:
-        await asyncio.sleep(timeout_s)
+    async def _end_late(self, request_id: str, timeout_s: float, limit: str, left_s: float) -> None:
+        await asyncio.sleep(left_s)
         self._timed_out[request_id] = RequestTimeoutError(limit, timeout_s)
         await self._engine.abort(request_id)
 

@@ -114,7 +114,8 @@ class ModelRunner:
         self._batch.take_verified(verified, step.sample_rows, chosen.token_ids)
         result = ModelRunnerOutput(step.req_ids, [[] for _ in step.req_ids])
         seqs = step.sample_seqs[verified.starts].tolist()
-        self._parts.settle(dict(zip(seqs, (verified.counts - 1).tolist(), strict=True)))
+        if self._parts.settles:
+            self._parts.settle(dict(zip(seqs, (verified.counts - 1).tolist(), strict=True)))
         for seq, start, end in zip(seqs, verified.starts.tolist(), verified.ends.tolist(), strict=True):
             req_id = step.req_ids[seq]
             result.sampled_token_ids[seq] = chosen.token_ids[start:end].tolist()

@@ -27,7 +27,7 @@ class StatePart(StepPart):
         self._states.begin_step(batch, drafts_of(plan, step.req_ids))
 
     def settle(self, accepted: Mapping[int, int]) -> None:
-        self._states.settle(dict(accepted))
+        self._states.settle(accepted)
 
 
 class AdapterPart(StepPart):

@@ -7,7 +7,7 @@ tokens and the accepted drafts, and write to the sequences' targets. This needs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ class DraftedStates:
         rows = self._rows.to(inputs[0].device)
         self._seen.append((operation, [each[rows] for each in inputs]))
 
-    def settle(self, num_accepted: dict[int, int]) -> None:
+    def settle(self, num_accepted: Mapping[int, int]) -> None:
         """Write the states after the accepted drafts.
 
         ``num_accepted``: for each sequence with drafts, by its number in the step.

@@ -4,7 +4,7 @@ which slot."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -127,7 +127,7 @@ class StatePool:
             self._drafted.see(advance, inputs)
         return output
 
-    def settle(self, num_accepted: dict[int, int]) -> None:
+    def settle(self, num_accepted: Mapping[int, int]) -> None:
         """Write the states of sequences with drafts: after their known tokens and accepted drafts.
 
         ``num_accepted``: by the sequence's number in the step.

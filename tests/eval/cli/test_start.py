@@ -38,6 +38,6 @@ def test_it_says_what_fits_and_where_its_page_is(model: Path, front_ends: str) -
     pool, drafts, page, serving = said[-4:]
     assert pool.startswith("KV pool: 4,800 tokens in 300 blocks of 16: ")
     assert " jobs of " in pool
-    assert drafts == "Drafts: up to 810 MiB of memory per engine core, for the past of jobs\n"
+    assert drafts == "Drafts: up to 810 MiB of memory per engine core, for the texts of earlier turns\n"
     url = serving.split()[-1]
     assert page == f"Dashboard: {url}/dashboard\n"

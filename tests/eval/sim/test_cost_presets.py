@@ -10,7 +10,8 @@ import pytest
 from eval.errors import CostModelError, HardwareError
 from eval.sim.cost_model import StepCost, StepWork
 from eval.sim.hardware import GPUS, find_gpu
-from eval.sim.models import MODELS, find_model
+from eval.sim.model_folder import find_model
+from eval.sim.models import MODELS
 from eval.sim.roofline import Efficiency, RooflineCost, make_cost
 
 IDEAL = Efficiency(

@@ -28,9 +28,9 @@ def fit(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one sentence with which the command rejects its arguments."""
+    """The sentence with which the command rejects its arguments."""
     assert main(["fit", *arguments]) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    *_, line = capsys.readouterr().err.splitlines()
     return line
 
 
@@ -84,19 +84,36 @@ def test_agents_at_the_slo_are_those_that_simulate_finds(
 ) -> None:
     """The number keeps the SLO and a tenth more breaks it, as ``continuum simulate`` says, too."""
     workload = ("--workload", "bfcl:tokens=0.3")
-    given = ("llama-3.1-8b", "--context", "32768", "--jobs", "24", "--slo-return-s", "0.55", *workload)
-    at_slo = fit(capsys, *given)["at_slo"]
+    given = ("llama-3.1-8b", "--context", "32768", "--jobs-per-agent", "2", *workload)
+    at_slo = fit(capsys, *given, "--slo-return-s", "0.55")["at_slo"]
     waits = {tried["agents"]: tried["return_p95_s"] for tried in at_slo["tried"]}
     assert waits[at_slo["agents"]] <= 0.55
     above = min(agents for agents in waits if agents > at_slo["agents"])
     assert waits[above] > 0.55
     assert above - at_slo["agents"] <= max(1, at_slo["agents"] // 10)
     out = tmp_path / "out.json"
-    simulated = ("--concurrency", str(above), "--jobs", "24", "--policies", "continuum", "--json", str(out))
+    simulated = ("--concurrency", str(above), "--jobs", str(2 * above), "--json", str(out))
     limits = ("--max-context-tokens", str(32768 - 16), "--gap-cap-s", "600")
-    assert main(["simulate", *workload, *simulated, *limits, "--kv-tokens", "449040"]) == 0
+    assert main(["simulate", *workload, *simulated, *limits, "--policies", "continuum"]) == 0
     [run] = json.loads(out.read_text())["runs"]
     assert run["returning_ttft_s"]["p95"] == pytest.approx(waits[above])
+
+
+def test_a_preset_has_no_folder_to_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its place in the command is called MODEL; a policy that was simulated is served, too."""
+    told = fit(capsys, "llama-3.1-8b", "--policy", "fcfs")
+    assert told["command"] == "continuum serve MODEL --max-model-len 32768 --scheduling-policy fcfs"
+
+
+@pytest.mark.slow
+def test_jobs_without_returns_have_no_slo(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A number of agents that no wait bounds would be none."""
+    turn = {"input_tokens": 50, "prefix_tokens": 0, "new_input_tokens": 50, "output_tokens": 5, "calls": []}
+    turn |= {"tool": None, "tool_s": None, "gap_kind": "end"}
+    job = {"job_id": "a", "source": "one", "arrival_s": None, "group": "a", "turns": [turn]}
+    (tmp_path / "jobs.jsonl").write_text(json.dumps(job) + "\n")
+    said = error_of(capsys, "llama-3.1-8b", "--workload", str(tmp_path / "jobs.jsonl"))
+    assert "returns from a tool" in said
 
 
 @pytest.mark.parametrize(
