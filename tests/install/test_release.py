@@ -18,7 +18,7 @@ def repository(tmp_path: Path) -> Path:
     """A repository with the files that a release reads."""
     folder = tmp_path / "tree"
     (folder / "packaging").mkdir(parents=True)
-    for name in ("pyproject.toml", "CHANGELOG.md", "packaging/release.py"):
+    for name in (".gitignore", "pyproject.toml", "CHANGELOG.md", "packaging/release.py"):
         shutil.copyfile(ROOT / name, folder / name)
     for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "First"]):
         git(folder, *words)
