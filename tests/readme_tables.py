@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.report.intervals import ratio_interval
 from eval.report.results import ResultFile, read_results
 from eval.report.tables import ratio

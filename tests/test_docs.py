@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from continuum.cli import flag_reference, metric_reference
+from continuum.cli.main import main
 from engine.config import DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS
 from engine.tool_parsers.catalog import (
     REASONING_PARSERS,
@@ -26,8 +28,6 @@ from engine.tool_parsers.catalog import (
 )
 from engine.tool_parsers.messages.formats import MESSAGE_FORMATS
 from engine.worker.models.families.table import NATIVE_MODEL_TYPES
-from eval.cli import flag_reference, metric_reference
-from eval.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -96,12 +96,12 @@ def name(path: Path) -> str:
 
 
 def test_the_reference_of_flags_is_as_they_are() -> None:
-    """The flags page is current; ``python -m eval.cli.flag_reference > docs/configuration.md`` writes it."""
+    """Update the page: ``python -m continuum.cli.flag_reference > docs/configuration.md``."""
     assert (DOCS / "configuration.md").read_text() == flag_reference.reference()
 
 
 def test_the_page_of_metrics_is_made_from_the_table() -> None:
-    """The metrics page is current; ``python -m eval.cli.metric_reference > docs/metrics.md`` writes it."""
+    """Update the page: ``python -m continuum.cli.metric_reference > docs/metrics.md``."""
     assert (DOCS / "metrics.md").read_text() == metric_reference.reference()
 
 

@@ -136,7 +136,7 @@ def test_the_quick_start_chats_as_it_says(url: str, tmp_path: Path) -> None:
     assert len(talks) == 4
     for line in talks:
         server = "" if "--base-url" in line else f"--base-url {url.removesuffix('/v1')} --model {NAME}"
-        command = f"{sys.executable} -m eval.cli.main {line.removeprefix('continuum ')} {server}"
+        command = f"{sys.executable} -m continuum.cli.main {line.removeprefix('continuum ')} {server}"
         said = asked(["bash", "-c", command], typed="What can you do?", where=tmp_path)
         assert ("643" if '"' in line else "I am a small model.") in said
 
@@ -254,7 +254,7 @@ def test_the_policies_of_the_page_decide(tmp_path: Path) -> None:
     (tmp_path / "my_policies.py").write_text("".join(policies))
     (command,) = re.findall(r"^continuum simulate (.*)$", page, re.MULTILINE)
     flags = f"{command},my_policies:KeepTenSeconds --kv-tokens 20000 --json out.json".split()
-    simulated = [sys.executable, "-m", "eval.cli.main", "simulate", *flags]
+    simulated = [sys.executable, "-m", "continuum.cli.main", "simulate", *flags]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         simulated, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from eval.cli.main import main
-from eval.cli.serve_flags import EXPERIMENTAL, SHORT_HELP, add_serve_arguments
+from continuum.cli.main import main
+from continuum.cli.serve_flags import EXPERIMENTAL, SHORT_HELP, add_serve_arguments
 
 MAX_FLAGS = 94
 """A new flag replaces another one, or needs a line in ``REASONS``."""
@@ -177,7 +177,7 @@ def test_no_ablation_is_offered_to_a_server(capsys: pytest.CaptureFixture[str]) 
 
 def test_help_goes_to_stdout() -> None:
     """Help goes to stdout, so that a pager gets it."""
-    command = [sys.executable, "-m", "eval.cli.main", "serve", "--help=all"]
+    command = [sys.executable, "-m", "continuum.cli.main", "serve", "--help=all"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--kv-cache-scale" in done.stdout

@@ -48,7 +48,7 @@ def test_forms_ask_for_what_commands_print(form: Path) -> None:
     ids = [field["id"] for field in fields["body"]]
     assert len(ids) == len(set(ids))
     for command in re.findall(r"`continuum ([a-z-]+)", form.read_text()):
-        assert f'"{command}"' in (ROOT / "eval/cli/main.py").read_text()
+        assert f'"{command}"' in (ROOT / "continuum/cli/main.py").read_text()
 
 
 def test_editors_and_tools_agree_on_line_lengths() -> None:

@@ -59,7 +59,7 @@ A file for --peers (TOML, or JSON of the same shape):
   model_name = "{model}"            # what requests call the model; the default
 
 A server with another configuration of our own is a peer like any other:
-  command = "python -m eval.cli serve {model} --port {port} --max-model-len 8192"
+  command = "python -m continuum.cli serve {model} --port {port} --max-model-len 8192"
 """
 
 

@@ -75,7 +75,7 @@ class _PeersFile(msgspec.Struct, forbid_unknown_fields=True):
 
 def ours(model: BenchModel, folder: Path) -> Contender:
     """Returns ``continuum serve`` with its defaults, except for names, lengths and KV pool size."""
-    command = [sys.executable, "-m", "eval.cli", "serve", str(folder), "--host", "127.0.0.1"]
+    command = [sys.executable, "-m", "continuum.cli", "serve", str(folder), "--host", "127.0.0.1"]
     command += ["--port", PORT, "--served-model-name", model.name, "--max-model-len", str(MAX_MODEL_LEN)]
     command += ["--kv-cache-memory-bytes", str(model.kv_bytes)]
     return Contender(

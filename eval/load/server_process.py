@@ -53,7 +53,7 @@ class ServerProcess:
     ) -> None:
         """``hears_ctrl_c``: whether Ctrl-C in the terminal ends the server. The start has no timeout while
         the process lives: a busy machine compiles kernels for minutes."""
-        self._command = [sys.executable, "-m", "eval.cli", "serve", *arguments]
+        self._command = [sys.executable, "-m", "continuum.cli", "serve", *arguments]
         self._log_path = log_path
         self._hears_ctrl_c = hears_ctrl_c
         self._process: subprocess.Popen[bytes] | None = None

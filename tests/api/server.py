@@ -77,7 +77,7 @@ def is_alive(pid: int) -> bool:
 _SERVE = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: it is killed when the tests end, however they end
-os.execv(sys.executable, [sys.executable, "-m", "eval.cli", "serve", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-m", "continuum.cli", "serve", *sys.argv[1:]])
 """
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from tests.api.server import running_server
 from tests.api.test_structured_output import CHAT, COMPLETIONS, HELLO, PERSON, json_schema
 from tracing.events import RequestsEnded, StepDecision, StepOutput, TraceHeader

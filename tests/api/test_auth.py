@@ -17,8 +17,8 @@ import openai
 import pytest
 import trustme
 
+from continuum.cli.main import main
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from tests.api.server import Server, running_server
 from tests.api.test_service import eventually
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall, ResponseInputItemParam, ToolParam
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from tests.api.server import running_server
 from tests.api.test_chat import token_ids
 from tests.processes.support import until

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from tests.api.server import Server, running_server
 from tests.processes.crowd import metric, until_metric
 

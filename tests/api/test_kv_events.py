@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
+from continuum.cli.main import main
 from engine.errors import ConfigError, ModelLoadError
 from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
-from eval.cli.main import main
 from tests.api.server import running_server
 from tests.api.test_chat import TOOL
 from tests.api.test_jobs_endpoints import call, signal

@@ -17,8 +17,8 @@ import httpx
 import openai
 import pytest
 
+from continuum.cli.main import main
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from tests.api.server import Server, running_server
 from tests.processes.event_subscriber import free_ports
 from tests.worker.kv_transfer import NEEDS_NIXL

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from continuum.cli.main import main
 from continuum.learning.remaining_work import MIN_NEW_JOBS
 from estimator.state import load_learned
-from eval.cli.main import main
 from tests.api.server import Server, running_server
 from tests.child_processes import children_of
 from tests.processes.support import until

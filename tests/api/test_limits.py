@@ -15,8 +15,8 @@ import httpx
 import openai
 import pytest
 
+from continuum.cli.main import main
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from tests.api.server import Server, running_server
 from tests.api.test_service import eventually, metric
 from tests.api.wire import connect, is_closed_within, post, post_head, read_answer

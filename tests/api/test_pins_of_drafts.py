@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from tests.api.server import running_server
 from tests.api.test_chat import CALL_TEXT
 from tests.api.test_jobs_endpoints import Body, after, ask, counter, receipt, user

@@ -16,10 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from continuum.cli.main import main
 from engine.api.config import ServerConfig
 from engine.api.processes.listener import begin_listening, bound_socket
 from engine.errors import EngineError
-from eval.cli.main import main
 from tests.api.server import Server, is_alive, running_server
 from tests.processes.event_subscriber import free_ports
 
@@ -162,7 +162,7 @@ def test_a_port_can_be_had_again_while_its_connections_end() -> None:
 STOLEN = """
 import socket, sys
 from engine.api.processes import server
-from eval.cli.main import main
+from continuum.cli.main import main
 
 ours = socket.socket()
 ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from tests.api.server import Server, running_server
 from tests.api.test_kv_transfer import FLAGS, cached_tokens, completion, gauge, post
 
@@ -103,6 +103,6 @@ def test_what_is_wrong_is_said(extra: dict[str, Any], said: str, model_folder: P
 
 
 def exit_of(model: Path, given: tuple[str, ...]) -> tuple[int, str]:
-    command = [sys.executable, "-m", "eval.cli", "serve", str(model), "--port", "0", *given]
+    command = [sys.executable, "-m", "continuum.cli", "serve", str(model), "--port", "0", *given]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stderr + done.stdout

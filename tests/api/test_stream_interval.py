@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from continuum.cli.main import main
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from tests.api.server import running_server
 
 BODY = {"prompt": "one two three", "max_tokens": 12, "temperature": 0, "ignore_eos": True}

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.policy.cell import Cell
 from benchmarks.policy.command import main
 from benchmarks.policy.promises import Promise, judge
-from eval.cli.main import main as continuum
+from continuum.cli.main import main as continuum
 from eval.report.results import read_results
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from eval.workloads.recorded import write_jobs

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from tests.browser.conftest import WINDOW, save_screenshot
 
 pytestmark = pytest.mark.slow

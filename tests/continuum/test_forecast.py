@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from continuum.cli.main import main
 from continuum.config import ContinuumConfig
 from continuum.jobs.job import Job, Turn
 from continuum.learning.work_forecast import MAX_KINDS, JobCourse, WorkForecast
@@ -18,7 +19,6 @@ from engine.core.policy import PolicyContext
 from engine.core.request import Request
 from engine.messages import ToolCall, ToolGapStarted
 from engine.sampling_params import SamplingParams
-from eval.cli.main import main
 from eval.report.results import read_results
 from tests.core.engine_room import EngineRoom
 

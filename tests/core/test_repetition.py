@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from continuum.cli.main import main
 from engine.core.append_tokens import append_tokens
 from engine.core.repetition import ends_in_repetition
 from engine.core.request import Request
@@ -16,7 +17,6 @@ from engine.errors import RequestError
 from engine.frontend.llm import LLM
 from engine.sampling_params import RepetitionDetection, SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 
 
 @given(

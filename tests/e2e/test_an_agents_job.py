@@ -12,8 +12,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
+from continuum.cli.main import main
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from eval.errors import ServerError
 from eval.load.server_process import ServerProcess
 from eval.workloads.scheduler_trace import read_scheduler_trace

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from continuum.cli.main import main
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from eval.load.server_process import ServerProcess
 from tracing.events import RequestsEnded, SignalEvent, StepDecision
 from tracing.reader import read_trace

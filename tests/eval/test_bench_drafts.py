@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from continuum.cli.main import main
 from engine.messages import TurnReceipt
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from eval.load.records import EngineCounters, TurnRecord, VerifiedDrafts, read_records
 from eval.load.server_metrics import ServerMetrics
 from eval.load.server_process import ServerProcess

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.load.client import ServerClient
 from eval.load.conversation import ChatConversation, ChatTurn
 from eval.load.planner import Limits, Plan, Planner, PlanOptions

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.load.client import TurnFailedError, read_reply
 
 ROLE = 'data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}'

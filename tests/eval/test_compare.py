@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.report.metrics import RunResult
 from eval.report.results import ResultFile, write_results
 from tests.eval.hand_made import run

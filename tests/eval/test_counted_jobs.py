@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.load.records import TurnRecord, read_records, told
 from eval.report.metrics import RunResult
 from eval.report.results import read_results

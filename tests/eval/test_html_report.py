@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.load.records import EngineCounters
 from eval.report.metrics import RunResult
 from eval.report.results import ResultFile, write_results
@@ -220,7 +220,7 @@ def test_without_plotly_one_sentence_says_what_to_install(tmp_path: Path) -> Non
     """Plotly is an extra; nothing else of the command needs it."""
     write_results(tmp_path / "a.json", ResultFile(runs=[run("a", 9.0)]))
     without = "import sys; sys.modules['plotly'] = None; "
-    code = without + "from eval.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    code = without + "from continuum.cli.main import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "compare", str(tmp_path / "a.json")]
     plain = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (plain.returncode, plain.stderr) == (0, "")

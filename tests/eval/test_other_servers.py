@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.load.records import Recording, read_records
 from eval.report.metrics import RunResult
 from eval.report.results import read_results
@@ -227,7 +227,7 @@ def test_ctrl_c_sums_up_and_the_rest_can_be_done_later(
     ]
     with OtherServer(Behaviour(hold_after=7)) as server:
         out = ["--base-url", server.base_url, "--json", str(tmp_path / "interrupted.json")]
-        command = [sys.executable, "-m", "eval.cli", "bench", *out, *files]
+        command = [sys.executable, "-m", "continuum.cli", "bench", *out, *files]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         assert server.holding.wait(60)
         process.send_signal(signal.SIGINT)
@@ -258,7 +258,7 @@ def test_a_full_disk_ends_the_records_and_not_the_run(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     with OtherServer(Behaviour()) as server:
         flags = ["--base-url", server.base_url, "--workload", _counts(tmp_path, 4), "--records", str(path)]
-        command = shlex.join([sys.executable, "-m", "eval.cli", "bench", *flags])
+        command = shlex.join([sys.executable, "-m", "continuum.cli", "bench", *flags])
         # A limit on the size of files, in KiB, stands in for a full disk.
         ended = subprocess.run(
             ["bash", "-c", f"ulimit -f 2; {command}"], capture_output=True, text=True, check=False

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.report.results import ResultFile, write_results
 from eval.workloads.catalog import load_jobs
 from eval.workloads.recorded import write_jobs

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from continuum.cli.main import main
 from engine.errors import RequestError
 from engine.frontend.detokenizer import IncrementalDetokenizer
 from engine.frontend.llm import LLM
@@ -18,7 +19,6 @@ from engine.sampling_params import SamplingParams
 from engine.structured_output.backend import MatcherGrammar
 from engine.structured_output.params import StructuredOutputsParams
 from engine.tokenization.tokenizer import Tokenizer
-from eval.cli.main import main
 from tests.broken_models import with_poisoned_token, with_tokens_beyond
 
 POISON = 65

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
+from continuum.cli.main import main
 from continuum.policy import ContinuumPolicyFactory
 from engine.core.policy import PolicyFactory, fcfs
 from engine.core_process.core_client import AsyncMPClient
@@ -29,7 +30,6 @@ from engine.model_executor import model_executor
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
 from engine.testing import FakeExecutorFactory
-from eval.cli.main import main
 from tests.processes.support import has_gone
 
 MakeLLM = Callable[..., AsyncLLM]

@@ -16,10 +16,10 @@ from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Transformer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from continuum.cli.main import main
 from engine.errors import ConfigError, ModelLoadError, RequestError
 from engine.frontend.llm import LLM
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from tests.api.server import running_server
 from tests.pooling.pooling_folders import TEXTS, make_decoder, make_encoder, set_field
 

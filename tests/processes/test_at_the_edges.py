@@ -87,7 +87,7 @@ def test_an_interrupt_while_it_is_loaded_leaves_no_traceback() -> None:
 
 def _interrupted_as_it_is_loaded() -> tuple[int, list[str]]:
     """Returns exit code and error output; kills the process if it goes on."""
-    command = [sys.executable, "-X", "importtime", "-m", "eval.cli.main", "serve"]
+    command = [sys.executable, "-X", "importtime", "-m", "continuum.cli.main", "serve"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     killer = threading.Timer(30.0, process.kill)

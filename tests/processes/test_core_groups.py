@@ -279,7 +279,7 @@ def test_each_core_writes_a_trace_that_replays(long_model: Path, tmp_path: Path)
 
 
 def continuum(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "eval.cli", *arguments]
+    command = [sys.executable, "-m", "continuum.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

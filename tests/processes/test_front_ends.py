@@ -17,6 +17,7 @@ from typing import cast
 import httpx
 import pytest
 
+from continuum.cli.main import main
 from continuum.routing.catalog import router_factory
 from engine.api.processes.joined_cores import JoinedCores
 from engine.api.processes.server_group import ServerGroup
@@ -26,7 +27,6 @@ from engine.core_process.launcher import ClientHandle, JoinedCore
 from engine.errors import EngineDeadError
 from engine.messages import EngineCoreOutputs, EngineReady
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from tests.processes.crowd import (
     WITHIN_S,
     Crowd,

@@ -136,7 +136,7 @@ def a_node_is_killed(server: Server, cluster: Any, node: Any) -> None:
     ],
 )
 def test_what_makes_no_group_is_said(model_folder: Path, flags: tuple[str, ...], sentence: str) -> None:
-    command = [sys.executable, "-m", "eval.cli", "serve", str(model_folder), *flags, "--port", "0"]
+    command = [sys.executable, "-m", "continuum.cli", "serve", str(model_folder), *flags, "--port", "0"]
     environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=environment)
     assert ended.returncode == 2

@@ -45,7 +45,7 @@ class Node:
     """A running ``continuum serve --headless`` with one core."""
 
     def __init__(self, model: Path, port: int, log: Path, *flags: str, rank: int = 1) -> None:
-        command = [sys.executable, "-m", "eval.cli", "serve", str(model), "--headless", *LIMITS]
+        command = [sys.executable, "-m", "continuum.cli", "serve", str(model), "--headless", *LIMITS]
         group = ("--data-parallel-size", "2", "--data-parallel-size-local", "1")
         place = ("--data-parallel-start-rank", str(rank), "--data-parallel-rpc-port", str(port))
         self.log = log
@@ -233,7 +233,7 @@ def test_who_does_not_belong_is_refused(long_model: Path, tmp_path: Path) -> Non
     ],
 )
 def test_what_makes_no_group_is_said(long_model: Path, flags: tuple[str, ...], sentence: str) -> None:
-    command = [sys.executable, "-m", "eval.cli", "serve", str(long_model), "--data-parallel-size", "2"]
+    command = [sys.executable, "-m", "continuum.cli", "serve", str(long_model), "--data-parallel-size", "2"]
     command += [*flags, "--port", "0"]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from continuum.cli.main import main
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from tests.api.server import Server, is_alive, running_server
 from tests.processes.support import GONE_WITHIN_S, engine_states, has_gone, until
 from tests.worker.conftest import VARIANTS

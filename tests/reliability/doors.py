@@ -158,7 +158,15 @@ def _route(page: bytes) -> Iterator[tuple[str, Callable[[], None], Callable[[], 
         server.server_close()
 
     start()
-    command = [sys.executable, "-m", "eval.cli", "route", f"http://127.0.0.1:{behind}", "--port", str(own)]
+    command = [
+        sys.executable,
+        "-m",
+        "continuum.cli",
+        "route",
+        f"http://127.0.0.1:{behind}",
+        "--port",
+        str(own),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield f"http://127.0.0.1:{own}", start, stop

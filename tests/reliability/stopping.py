@@ -83,7 +83,7 @@ def _interrupted() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         for delay_s in START_UP_DELAYS_S:
             process = subprocess.Popen(
-                [sys.executable, "-m", "eval.cli", "serve", "--host", "127.0.0.1", "--port", "0"],
+                [sys.executable, "-m", "continuum.cli", "serve", "--host", "127.0.0.1", "--port", "0"],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from continuum.cli.serve_args import server_config
+from continuum.cli.serve_flags import add_serve_arguments
 from engine.api.config import ServerConfig
 from engine.errors import ConfigError
 from engine.tool_parsers import ParsedReply, read_reply
@@ -20,8 +22,6 @@ from engine.tool_parsers.catalog import (
     TOOL_FORMATS,
 )
 from engine.tool_parsers.formats import ReplyFormat, load_plugin
-from eval.cli.serve_args import server_config
-from eval.cli.serve_flags import add_serve_arguments
 from tests.tool_parsers.families import FAMILIES, HERMES, TOOLS, Family
 
 LLAMA3_SENTENCE = 'Environment: ipython. Respond in the format {"name": name, "parameters": dictionary}.'

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.cli.main import main
+from continuum.cli.main import main
 
 POOL_TOKENS = 12_000
 """Fewer tokens than the jobs need at once: some wait, some are preempted, and pins end in every way."""

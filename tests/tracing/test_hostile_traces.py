@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from tests.tracing.simulated import simulate
 from tracing.progress import reading
 

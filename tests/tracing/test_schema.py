@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from tests.tracing.test_trace import EVENTS
 from tracing import events
 from tracing.events import TraceEnd, TraceEvent, TraceHeader

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from continuum.cli.main import main
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from eval.errors import ServerError
 from eval.load.server_process import ServerProcess
 from tests.api.server import running_server

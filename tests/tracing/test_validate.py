@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from continuum.cli.main import main
 from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
-from eval.cli.main import main
 from tracing.events import (
     JobEvent,
     PinEvent,

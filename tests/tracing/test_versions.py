@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from tracing.events import (
     SCHEMA_VERSION,
     JobEvent,

@@ -85,7 +85,7 @@ def test_a_drafter_with_weights_says_that_it_knows_no_states(model_folders: Mode
 )
 def test_what_cannot_be_served_is_said(flags: tuple[str, ...], said: str, model_folder: Path) -> None:
     """Unsupported options are refused in a sentence, before anything is served."""
-    command = [sys.executable, "-m", "eval.cli.main", "serve", str(model_folder), "--port", "0"]
+    command = [sys.executable, "-m", "continuum.cli.main", "serve", str(model_folder), "--port", "0"]
     ended = subprocess.run(
         [*command, *FLAGS, *flags], capture_output=True, text=True, timeout=100, check=False
     )

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from continuum.cli.main import main
 from engine.frontend.llm import LLM
 from engine.row_failures import NOT_NUMBERS
 from engine.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from tests.broken_models import with_poisoned_token
 from tests.worker.generation import random_tokens
 

@@ -17,7 +17,7 @@ _LAUNCH = (
     "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # Makes Ctrl-C a signal to it.
     # Background jobs inherit SIGINT ignored; so would this command.
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from eval.cli.main import main\n"
+    "from continuum.cli.main import main\n"
     "sys.exit(main(sys.argv[1:]))"
 )
 TIMEOUT_S = 90.0

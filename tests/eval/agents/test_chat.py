@@ -20,7 +20,7 @@ CTRL_C, CTRL_D = b"\x03", b"\x04"
 
 def piped(question: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "eval.cli", "chat", *arguments],
+        [sys.executable, "-m", "continuum.cli", "chat", *arguments],
         input=question,
         capture_output=True,
         text=True,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from continuum.cli.main import main
 from eval.agent_model.training.tasks import Task
 from eval.agents.live_tasks import live_tasks
-from eval.cli.main import main
 from eval.load.records import read_records
 from eval.report.results import read_results
 from tests.clients.scripted_model import Script, make_scripted_model, tool_call

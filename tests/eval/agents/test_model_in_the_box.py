@@ -58,7 +58,7 @@ async def test_it_answers_what_the_chat_proposes(box: str, question: str, ending
 
 def test_what_it_cannot_do_ends_soon() -> None:
     """Outside its tasks it may write nonsense, but no reply of the chat fills its context."""
-    command = [sys.executable, "-m", "eval.cli", "chat", "list the files here"]
+    command = [sys.executable, "-m", "continuum.cli", "chat", "list the files here"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     found = re.findall(r"of ([\d,]+) prompt tokens", done.stderr)
     lengths = [int(length.replace(",", "")) for length in found]

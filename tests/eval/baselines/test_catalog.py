@@ -7,10 +7,10 @@ from dataclasses import fields
 
 import pytest
 
+from continuum.cli.main import main
 from continuum.config import ContinuumConfig
 from engine.core.policy import PolicyContext
 from eval.baselines.catalog import parse_policies, parse_policy, policy_names, serving_policy
-from eval.cli.main import main
 from eval.errors import PolicyError
 from tests.eval.baselines.policy_room import PolicyRoom
 

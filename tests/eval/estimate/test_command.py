@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.estimate.evaluation import (
     ALL_CALLS,
     AS_IN_USE,

@@ -8,8 +8,8 @@ from statistics import mean
 
 import pytest
 
+from continuum.cli.main import main
 from estimator.state import load_learned
-from eval.cli.main import main
 from eval.report.results import read_results
 from tests.estimator.learned.made_jobs import LONG, SHORT, made_job
 from tests.eval.workloads.jobs import written

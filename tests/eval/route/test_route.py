@@ -49,7 +49,7 @@ def running_route(*urls: str) -> Iterator[str]:
     """Runs a route to these servers; yields its address."""
     with httpx.Client() as probe:
         port = free_port()
-        command = [sys.executable, "-m", "eval.cli", "route", *urls, "--port", str(port)]
+        command = [sys.executable, "-m", "continuum.cli", "route", *urls, "--port", str(port)]
         process = subprocess.Popen(command, stderr=subprocess.PIPE)
         try:
             url = f"http://127.0.0.1:{port}"
@@ -253,7 +253,7 @@ def has_job(server: Server, job: str) -> bool:
     ],
 )
 def test_bad_arguments_are_told(arguments: list[str], said: str) -> None:
-    command = [sys.executable, "-m", "eval.cli", "route", *arguments]
+    command = [sys.executable, "-m", "continuum.cli", "route", *arguments]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     assert told.returncode == 2
     assert said in told.stderr

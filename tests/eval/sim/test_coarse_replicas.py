@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from continuum.cli.main import main
 from engine.config import SchedulerConfig
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.policy import fcfs
 from eval.baselines.knowledge import NamedPolicy
-from eval.cli.main import main
 from eval.report.metrics import RunResult
 from eval.report.results import read_results
 from eval.sim.replicas.make import REPLICA_MODELS

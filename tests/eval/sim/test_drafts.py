@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.errors import WorkloadError
 from eval.sim.drafts import read_draft_counts
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from continuum.cli.main import main
+from continuum.cli.serve_flags import add_serve_arguments
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
-from eval.cli.serve_flags import add_serve_arguments
 from eval.sim.hardware import GIB
 from eval.sim.model_folder import shape_of_folder
 from tests.readme_tables import block, commands

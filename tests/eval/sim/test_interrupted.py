@@ -21,7 +21,7 @@ pytestmark = [
 
 @pytest.fixture
 def simulation() -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "eval.cli", "simulate", *LONG]
+    command = [sys.executable, "-m", "continuum.cli", "simulate", *LONG]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.report.results import read_results
 
 pytestmark = pytest.mark.slow

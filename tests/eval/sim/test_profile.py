@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from continuum.cli.main import main
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from eval.errors import ServerError
 from eval.profile.command import read_samples
 from eval.profile.profile_load import ProfileLoad, ServerLimits

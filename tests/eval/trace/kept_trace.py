@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eval.cli.main import main
+from continuum.cli.main import main
 
 KEPT = Path(__file__).parent / "kept.jsonl.zst"
 

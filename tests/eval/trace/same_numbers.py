@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.trace.page.builder import read_page
 from eval.trace.page.totals import KINDS
 

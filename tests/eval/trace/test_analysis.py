@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from continuum.cli.main import main
 from engine.core.request import RequestStatus
-from eval.cli.main import main
 from eval.trace.analysis.jobs import PinOutcome, TurnEnd
 from eval.trace.analysis.life_reader import LifeReader
 from eval.trace.analysis.lives import Lives, TraceFacts, read_lives
@@ -527,7 +527,9 @@ def test_what_is_no_trace_is_one_sentence(
 def test_without_polars_it_says_what_to_install(runs: dict[str, SimulatedTrace]) -> None:
     """Commands that need no tables still work."""
     path = runs["continuum"].path
-    program = "import sys; sys.modules['polars'] = None; from eval.cli.main import main; sys.exit(main())"
+    program = (
+        "import sys; sys.modules['polars'] = None; from continuum.cli.main import main; sys.exit(main())"
+    )
     command = [sys.executable, "-c", program, "trace"]
     refused = subprocess.run([*command, "summary", str(path)], capture_output=True, text=True, check=False)
     assert refused.returncode == 1

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.load.records import Recording, read_records
 from eval.trace.analysis.jobs import JobLife, TurnEnd, TurnLife
 from eval.trace.analysis.lives import Lives, read_lives

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.report.metrics import RunResult
 from eval.report.results import read_results
 

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.trace.analysis.lives import Lives, read_lives
 from eval.trace.analysis.tables import TABLES
 from eval.workloads.mooncake import BLOCK_SIZE, read_mooncake

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from tests.continuum.job_room import JobRoom
 from tracing.events import (
     PinEvent,

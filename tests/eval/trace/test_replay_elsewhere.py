@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from continuum.cli.main import main
 from engine.process.machine import describe_machine
-from eval.cli.main import main
 from tests.eval.trace.kept_trace import KEPT
 from tests.eval.trace.plain_process import BY_LIBRARY
 from tracing.events import PinEvent, TraceHeader
@@ -50,7 +50,7 @@ def test_a_kept_trace_is_decided_again(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.slow
 def test_another_cpu_decides_the_same() -> None:
     """Another CPU is imitated as far as libraries allow."""
-    assert "no difference" in _run("-m", "eval.cli", "trace", "replay", str(KEPT), **ANOTHER_CPU)
+    assert "no difference" in _run("-m", "continuum.cli", "trace", "replay", str(KEPT), **ANOTHER_CPU)
 
 
 @pytest.mark.slow

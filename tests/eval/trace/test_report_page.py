@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.trace.page.job_book import MAX_JOBS
 from eval.trace.page.page_data import PageData
 from eval.trace.page.series import MAX_BUCKETS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.workloads.catalog import load_jobs
 from eval.workloads.recorded import read_recorded
 from tests.eval.workloads.jobs import SHARED, written

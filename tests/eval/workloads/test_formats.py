@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.errors import WorkloadError
 from eval.load.records import JobRecord, RunHeader, TurnRecord
 from eval.workloads.catalog import RecordedWorkload, open_workload

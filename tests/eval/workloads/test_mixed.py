@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.report.results import read_results
 from eval.workloads.job import Job
 from eval.workloads.recorded import read_recorded, write_jobs

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from eval.cli.main import main
+from continuum.cli.main import main
 from eval.errors import WorkloadError
 from eval.workloads.catalog import open_workload
 from eval.workloads.job import Job, ToolRun

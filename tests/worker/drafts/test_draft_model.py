@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from continuum.cli.main import main
 from engine.core.drafts.lengths import MIN_CHANCE
 from engine.errors import ConfigError
 from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
 from engine.speculative_config import SpeculativeConfig
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from tests.worker.drafts.head_folders import sharpen
 from tests.worker.drafts.recorded_drafts import DraftRecord, RecordingExecutor
 

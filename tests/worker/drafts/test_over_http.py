@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_draft_is_refused(
     if kind == "other tokens":
         folders[kind] = make_model_folder(tmp_path / "larger", vocab_size=600)
     flags = drafting(folders[kind], "eagle" if kind == "no head" else "draft_model")
-    command = [sys.executable, "-m", "eval.cli.main", "serve", str(model), "--port", "0", *FLAGS, *flags]
+    command = [sys.executable, "-m", "continuum.cli.main", "serve", str(model), "--port", "0", *FLAGS, *flags]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 2, ended.stderr
     assert said in ended.stderr

@@ -10,12 +10,12 @@ import httpx
 import pytest
 import torch
 
+from continuum.cli.main import main
 from engine.frontend.llm import LLM
 from engine.worker import executor
 from engine.worker.kv_tiers.disk_pool import DiskPool
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from tests.api.server import running_server
 from tests.worker.generation import random_tokens
 from tests.worker.kv_tiers.test_device_host_pool import LatePool

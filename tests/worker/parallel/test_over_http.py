@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from continuum.cli.main import main
 from engine.config import ModelConfig
 from engine.tokenization.tokenizer import Tokenizer
 from engine.worker.loading.tiny_models import make_model_folder
-from eval.cli.main import main
 from tests.api.server import running_server
 from tests.processes.support import has_gone
 from tests.worker.generation import Reference, random_tokens

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from continuum.cli.main import main
 from engine.errors import ConfigError
 from engine.frontend.llm import LLM, engine_config
 from engine.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from engine.worker.parallel.pipeline import PipelineStage
-from eval.cli.main import main
 from tests.worker.generation import Reference, random_tokens
 from tests.worker.random_loads import LoadDrawer, Oracle, wrong_answers
 from tests.worker.test_other_attention import saved

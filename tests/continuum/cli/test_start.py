@@ -19,7 +19,7 @@ def test_it_says_what_fits_and_where_its_page_is(model: Path, front_ends: str) -
     flags += ["--served-model-name", "tiny", "--api-server-count", front_ends]
     flags += ["--speculative-config", '{"method": "suffix", "weigh_costs": false}']
     process = subprocess.Popen(
-        [sys.executable, "-m", "eval.cli", "serve", str(model), *flags],
+        [sys.executable, "-m", "continuum.cli", "serve", str(model), *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

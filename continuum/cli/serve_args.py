@@ -9,6 +9,10 @@ import re
 from pathlib import Path
 from typing import TypeVar
 
+from continuum.cli.flag_group import defaults_of, flag_of
+from continuum.cli.lora_flags import lora_config
+from continuum.cli.picture_flags import picture_limits_of
+from continuum.cli.serve_flags import API_KEY_VARIABLE
 from continuum.config import ContinuumConfig
 from engine.api.config import AccessConfig, LimitsConfig, ServerConfig, TlsConfig
 from engine.api.openai_responses.config import ResponsesConfig
@@ -28,10 +32,6 @@ from engine.media.config import MediaConfig
 from engine.parallel_config import ParallelConfig
 from engine.pooling.config import read_pooling_config
 from engine.speculative_config import read_speculative_config
-from eval.cli.flag_group import defaults_of, flag_of
-from eval.cli.lora_flags import lora_config
-from eval.cli.picture_flags import picture_limits_of
-from eval.cli.serve_flags import API_KEY_VARIABLE
 
 Record = TypeVar("Record")
 

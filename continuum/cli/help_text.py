@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eval.cli.flag_group import in_units
-from eval.cli.serve_flags import EXPERIMENTAL, SHORT_HELP
+from continuum.cli.flag_group import in_units
+from continuum.cli.serve_flags import EXPERIMENTAL, SHORT_HELP
 
 ALL = "all"
 EPILOG = """\

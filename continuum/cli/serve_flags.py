@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from continuum.cli.flag_group import FlagGroup, number
+from continuum.cli.lora_flags import add_lora_flags
+from continuum.cli.parallel_flags import add_parallelism_flags
+from continuum.cli.picture_flags import add_picture_flags
+from continuum.cli.pooling_flags import add_pooling_flags
 from continuum.config import TTL_RULES, ContinuumConfig
 from engine.api.config import DEFAULT_THINKING, AccessConfig, LimitsConfig, ServerConfig
 from engine.api.openai_responses.config import ResponsesConfig
@@ -20,11 +25,6 @@ from engine.config import (
 from engine.parallel_config import ParallelConfig
 from engine.tokenization.content_format import CONTENT_FORMATS
 from engine.tool_parsers.catalog import REASONING_PARSERS, TOOL_CALL_PARSERS
-from eval.cli.flag_group import FlagGroup, number
-from eval.cli.lora_flags import add_lora_flags
-from eval.cli.parallel_flags import add_parallelism_flags
-from eval.cli.picture_flags import add_picture_flags
-from eval.cli.pooling_flags import add_pooling_flags
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "native", "transformers")

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from continuum.cli.main import COMMANDS, SERVE, main
+from continuum.cli.serve_args import continuum_config, engine_config, server_config
+from continuum.cli.serve_flags import add_serve_arguments
 from continuum.config import ContinuumConfig
 from engine.api.config import ServerConfig
 from engine.config import (
@@ -23,9 +26,6 @@ from engine.config import (
 )
 from engine.errors import ConfigError
 from engine.version import package_version
-from eval.cli.main import COMMANDS, SERVE, main
-from eval.cli.serve_args import continuum_config, engine_config, server_config
-from eval.cli.serve_flags import add_serve_arguments
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -220,7 +220,7 @@ def test_a_reader_may_leave_early() -> None:
     code."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "eval.cli", "workload", "synthetic"]
+    command = [sys.executable, "-m", "continuum.cli", "workload", "synthetic"]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
@@ -242,14 +242,14 @@ def test_a_reader_may_leave_early() -> None:
 def test_an_answer_that_cannot_be_written_is_one_sentence(command: list[str], output: str, told: str) -> None:
     """A failed write to stdout is an error without a traceback, never silent."""
     shell = f'exec "$@" {output}'
-    line = ["sh", "-c", shell, "sh", sys.executable, "-m", "eval.cli", *command]
+    line = ["sh", "-c", shell, "sh", sys.executable, "-m", "continuum.cli", *command]
     done = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, f"continuum: Cannot write the output: {told}.\n")
 
 
 @pytest.mark.parametrize("command", [["--help"], ["--version"], ["serve", "--help"]])
 def test_help_that_cannot_be_written_is_one_sentence(command: list[str]) -> None:
-    line = ["sh", "-c", 'exec "$@" >/dev/full', "sh", sys.executable, "-m", "eval.cli", *command]
+    line = ["sh", "-c", 'exec "$@" >/dev/full', "sh", sys.executable, "-m", "continuum.cli", *command]
     done = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "continuum: Cannot write the output: No space left on device.\n"
@@ -258,7 +258,7 @@ def test_help_that_cannot_be_written_is_one_sentence(command: list[str]) -> None
 def test_help_and_version_are_light() -> None:
     """Help and version load neither torch nor the web server."""
     code = (
-        "import sys\nfrom eval.cli.main import main\n"
+        "import sys\nfrom continuum.cli.main import main\n"
         "try: main(['--version'])\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'sklearn', 'uvicorn', 'fastapi', 'zmq'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"

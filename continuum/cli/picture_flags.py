@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from continuum.cli.flag_group import FlagGroup, defaults_of
 from engine.config import ModelConfig, SchedulerConfig
 from engine.media.config import MediaConfig, picture_limits
-from eval.cli.flag_group import FlagGroup, defaults_of
 
 
 def add_picture_flags(parser: argparse.ArgumentParser) -> None:

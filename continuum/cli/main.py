@@ -1,4 +1,6 @@
-"""The command line, and the composition root where all parts are connected."""
+"""The command line, and the composition root where all parts are connected.
+
+Modules of ``eval``, a package above, are imported by name, for their commands only."""
 
 from __future__ import annotations
 
@@ -13,17 +15,17 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
-from eval.cli import interrupts  # first: after this import, Ctrl-C leaves no traceback
+from continuum.cli import interrupts  # first: after this import, Ctrl-C leaves no traceback
 
 # isort: split
+from continuum.cli.help_text import HelpFormatter, ServeHelp, ServeHelpFormatter
+from continuum.cli.serve_args import continuum_config, engine_config, named_by_flag, server_config
+from continuum.cli.serve_flags import add_serve_arguments
 from continuum.config import ContinuumConfig
 from engine.core.policy import PolicyFactory, fcfs, priority
 from engine.errors import ConfigError, EngineError
 from engine.frontend.options_of_v1 import why_not
 from engine.version import package_version
-from eval.cli.help_text import HelpFormatter, ServeHelp, ServeHelpFormatter
-from eval.cli.serve_args import continuum_config, engine_config, named_by_flag, server_config
-from eval.cli.serve_flags import add_serve_arguments
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -70,7 +72,9 @@ COMMANDS = (
     ),
     Command("trace", "eval.trace.command", "Analyze a scheduler trace: jobs, pins, and what-if replays"),
     Command(
-        "collect-env", "eval.cli.collect_env", "Print the facts about this machine that a bug report needs"
+        "collect-env",
+        "continuum.cli.collect_env",
+        "Print what a bug report needs to know of this machine",
     ),
 )
 
@@ -223,10 +227,9 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _take_bundled_model(args: argparse.Namespace) -> None:
-    from eval.agent_model import NAME, folder
-
-    args.model = str(folder())
-    args.served_model_name = args.served_model_name or [NAME]
+    bundled = import_module("eval.agent_model")
+    args.model = str(bundled.folder())
+    args.served_model_name = args.served_model_name or [bundled.NAME]
 
 
 def _policy_factory(name: str, config: ContinuumConfig) -> PolicyFactory:
@@ -237,12 +240,11 @@ def _policy_factory(name: str, config: ContinuumConfig) -> PolicyFactory:
     if name in ("fcfs", "priority"):
         return priority if name == "priority" else fcfs
 
-    from eval.baselines.catalog import serving_policy
-
     try:
-        return serving_policy(name)
+        policy: PolicyFactory = import_module("eval.baselines.catalog").serving_policy(name)
     except ConfigError as error:
         raise ConfigError(f"argument --scheduling-policy: {error}") from error
+    return policy
 
 
 if __name__ == "__main__":

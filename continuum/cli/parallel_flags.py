@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from continuum.cli.flag_group import FlagGroup
 from continuum.routing.catalog import DEFAULT_ROUTER, ROUTERS
 from engine.config import EXECUTOR_BACKENDS
 from engine.parallel_config import DATA_PARALLEL_BACKENDS
-from eval.cli.flag_group import FlagGroup
 
 
 def add_parallelism_flags(group: FlagGroup) -> None:

@@ -1,8 +1,0 @@
-"""``python -m eval.cli``: the ``continuum`` command, where it is not installed."""
-
-import sys
-
-from eval.cli.main import main
-
-if __name__ == "__main__":
-    sys.exit(main())
