@@ -26,7 +26,7 @@ SHELL := bash
 .NOTPARALLEL:
 .PHONY: help demo chat serve bench simulate readme-tables reproduce bench-sim bench-cores combinations \
   bench-cpu bench-front bench-turn bench-step bench-drafts bench-grammar bench-trace bench-watch bench-replay bench-policy \
-  bench-parts bench-constants bench-served gpu-check agent-model agent-score test test-all lint \
+  bench-parts bench-constants bench-estimator bench-served gpu-check agent-model agent-score test test-all lint \
   test-most types browser bare-install check release format clean
 
 help: ## list the targets
@@ -106,6 +106,9 @@ bench-parts: $(DEV) ## ablation: the agent policy without each of its parts (hou
 bench-constants: $(DEV) ## sensitivity: the agent policy with each constant halved and doubled (an hour) [ARGS="--quick"]
 	@$(BIN)/python -m benchmarks.policy --constants $(ARGS)
 
+bench-estimator: $(DEV) ## predictions of the estimator and of simpler methods, on recorded tool times (minutes) ARGS="--workload FILE"
+	@$(BIN)/python -m benchmarks.estimate $(ARGS)
+
 bench-served: $(RUN) ## fcfs against continuum on the real engine over HTTP, three times in turns (15 minutes)
 	@$(BIN)/continuum demo --workload $(WORKLOAD) --jobs 16 --max-context-tokens 8192 \
 	  --hidden-size 128 --layers 3 --repeats 3 --out out/served $(ARGS)
@@ -114,10 +117,10 @@ gpu-check: $(DEV) ## on a GPU: correctness of the GPU backend, and its times aga
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 agent-model: $(DEV) ## train the bundled model again, into out/agent-model (an hour on two cores)
-	@$(BIN)/python -m eval.agent_model.training.train --out out/agent-model $(ARGS)
+	@$(BIN)/python -m benchmarks.agent_model.train --out out/agent-model $(ARGS)
 
 agent-score: $(DEV) ## share of 200 new tasks that the bundled model solves (minutes) [ARGS="--temperature 0.7"]
-	@$(BIN)/python -m eval.agent_model.training.evaluate $(ARGS)
+	@$(BIN)/python -m benchmarks.agent_model.evaluate $(ARGS)
 
 test: $(DEV) ## run the quick tests (under 4 minutes), or those named [ARGS="tests/core -k pin"]
 	$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(PARALLEL) -m "not slow")

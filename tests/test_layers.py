@@ -63,7 +63,7 @@ TORCH_USERS = (
     "benchmarks/cpu/experts.py",
     "benchmarks/cpu/states.py",
     "benchmarks/gpu/measures/",
-    *(f"eval/agent_model/training/{name}.py" for name in ("examples", "initial_weights", "network", "train")),
+    *(f"benchmarks/agent_model/{name}.py" for name in ("examples", "initial_weights", "network", "train")),
 )
 """Users of torch: the worker, benchmarks and GPU checks of its kernels, and the training of the bundled
 model; all else must start without torch."""

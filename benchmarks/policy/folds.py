@@ -14,7 +14,7 @@ from pathlib import Path
 from continuum.cli.main import main as continuum
 from estimator.learned.work_trainer import judge
 from estimator.state import load_learned
-from eval.estimate.calls import played
+from eval.learn.calls import played
 from eval.learn.past_jobs import past_jobs
 from eval.workloads.catalog import open_workload
 from eval.workloads.job import Job

@@ -63,7 +63,6 @@ COMMANDS = (
     Command("compare", "eval.report.compare", "Compare results of bench and simulate"),
     Command("workload", "eval.workloads.command", "Summarize a workload of agent jobs, or convert it"),
     Command("profile", "eval.profile.command", "Measure step times on this machine for simulate --profile"),
-    Command("estimate", "eval.estimate.command", "Evaluate the tool-time estimator on recorded jobs"),
     Command("learn", "eval.learn.command", "Learn from traces or jobs what a server can start with"),
     Command(
         "reproduce",

@@ -1,4 +1,4 @@
-"""The bundled model: its tasks, its tokenizer, its training and its score."""
+"""The bundled model, and the tasks that it is trained for, which the live demo draws from."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eval.agent_model import MAX_REPLY_TOKENS
-from eval.agent_model.training.tasks import Task
+from eval.agent_model.tasks import Task
 from eval.agents.agent import Agent, AgentRun, AgentTurn, Ending, Event, ReplyCame
 from eval.agents.http_model import HttpModel
 from eval.agents.model import ChatModel, Sampling

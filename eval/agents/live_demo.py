@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eval.agent_model import MAX_REPLY_TOKENS, NAME, folder
-from eval.agent_model.training.tasks import Task
+from eval.agent_model.tasks import Task
 from eval.agents.expression import evaluate_here
 from eval.agents.live import LiveOptions, run_live
 from eval.agents.live_tasks import live_tasks

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from eval.agent_model.training.drawing import draw_tasks
-from eval.agent_model.training.names import Names
-from eval.agent_model.training.tasks import Task
+from eval.agent_model.drawing import draw_tasks
+from eval.agent_model.names import Names
+from eval.agent_model.tasks import Task
 
 MIN_ROUNDS = 3
 """Least rounds of calls of a task."""

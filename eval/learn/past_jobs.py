@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from continuum.learning.tool_stats import ToolStats
 from estimator.learned.job_history import PastJob, TurnFacts
 from estimator.tool_key import ToolKey
-from eval.estimate.calls import key_of_run
+from eval.learn.calls import key_of_run
 from eval.workloads.families import eldest
 from eval.workloads.job import GapKind, Job, Turn
 

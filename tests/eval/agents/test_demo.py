@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from continuum.cli.main import main
-from eval.agent_model.training.tasks import Task
+from eval.agent_model.tasks import Task
 from eval.agents.live_tasks import live_tasks
 from eval.load.records import read_records
 from eval.report.results import read_results

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
+from benchmarks.estimate.folds import grouped_folds
+from benchmarks.estimate.predictors import EstimatorQuantiles, FloatArray, play, study
 from estimator.learned.call_history import CallFacts, CallHistory, PastCall, kind_of, log_of
 from estimator.learned.corrector import Correction, Corrector
 from estimator.learned.duration_model import DurationModel
 from estimator.learned.duration_trainer import fit_durations
 from estimator.survival import SurvivalCurve
-from eval.estimate.calls import Call, Played
-from eval.estimate.folds import grouped_folds
-from eval.estimate.predictors import EstimatorQuantiles, FloatArray, play, study
+from eval.learn.calls import Call, Played
 
 NUM_FOLDS = 4
 """Number of folds in which learned jobs are predicted, to train the correction."""

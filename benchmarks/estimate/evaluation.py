@@ -7,12 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from estimator.learned.duration_trainer import MIN_CALLS
-from eval.errors import WorkloadError
-from eval.estimate.calls import Played
-from eval.estimate.folds import Fold, grouped_folds
-from eval.estimate.learned import taught
-from eval.estimate.predictors import (
+from benchmarks.estimate.folds import Fold, grouped_folds
+from benchmarks.estimate.learned import taught
+from benchmarks.estimate.predictors import (
     EmpiricalQuantiles,
     EstimatorQuantiles,
     Predictor,
@@ -20,7 +17,7 @@ from eval.estimate.predictors import (
     of_its_class,
     of_its_tool,
 )
-from eval.estimate.protocols import (
+from benchmarks.estimate.protocols import (
     Forecast,
     LastOfTurn,
     Tell,
@@ -29,7 +26,7 @@ from eval.estimate.protocols import (
     in_use,
     parallel_held_out,
 )
-from eval.estimate.scores import (
+from benchmarks.estimate.scores import (
     SHOWN_AT,
     Comparison,
     Resampling,
@@ -40,8 +37,11 @@ from eval.estimate.scores import (
     by_program,
     pinball,
 )
-from eval.estimate.timing import Timing, measure
-from eval.estimate.turns import TurnScores, score_turns
+from benchmarks.estimate.timing import Timing, measure
+from benchmarks.estimate.turns import TurnScores, score_turns
+from estimator.learned.duration_trainer import MIN_CALLS
+from eval.errors import WorkloadError
+from eval.learn.calls import Played
 
 ESTIMATOR = "estimator"
 CLASSES_ONLY = "estimator, no history"

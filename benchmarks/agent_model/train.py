@@ -1,4 +1,4 @@
-"""Trains the bundled model: ``python -m eval.agent_model.training.train --out FOLDER`` (an hour).
+"""Trains the bundled model: ``python -m benchmarks.agent_model.train --out FOLDER`` (an hour).
 
 First on conversations without the description of the tools, which every conversation shares and which costs
 more than half of the work; then with it.
@@ -23,10 +23,10 @@ from torch.nn import functional
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from eval.agent_model.training.examples import Batch, Encoder, Example, batches, make_examples
-from eval.agent_model.training.initial_weights import initialize
-from eval.agent_model.training.network import Network, NetworkShape
-from eval.agent_model.training.tokenizer import make_tokenizer, token_id
+from benchmarks.agent_model.examples import Batch, Encoder, Example, batches, make_examples
+from benchmarks.agent_model.initial_weights import initialize
+from benchmarks.agent_model.network import Network, NetworkShape
+from benchmarks.agent_model.tokenizer import make_tokenizer, token_id
 from eval.say import say
 
 TOKENIZER_DIALOGUES = 3000
@@ -184,7 +184,7 @@ def _write(path: Path, fields: dict[str, object]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m eval.agent_model.training.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.agent_model.train", description=__doc__)
     default = Recipe()
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the model goes")
     parser.add_argument("--seed", type=int, default=default.seed, metavar="K")

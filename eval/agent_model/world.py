@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 
-from eval.agent_model.training.names import Names
+from eval.agent_model.names import Names
 
 _KEYS = (
     *("owner", "port", "limit", "code", "color", "region", "version", "level"),

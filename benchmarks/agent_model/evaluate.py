@@ -1,4 +1,4 @@
-"""Scores the bundled model on unseen tasks: ``python -m eval.agent_model.training.evaluate``."""
+"""Scores the bundled model on unseen tasks: ``python -m benchmarks.agent_model.evaluate``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import islice
 
 from engine.errors import EngineError
 from eval.agent_model import folder
-from eval.agent_model.training.drawing import draw_tasks
+from eval.agent_model.drawing import draw_tasks
 from eval.agents.evaluate import add_arguments, run
 from eval.arguments import count
 
@@ -17,7 +17,7 @@ NUM_TASKS = 200
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m eval.agent_model.training.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.agent_model.evaluate", description=__doc__)
     add = parser.add_argument
     add("--tasks", type=count, default=NUM_TASKS, metavar="N", help="Number of tasks (default: %(default)s)")
     add("--seed", type=int, default=1, metavar="K", help="Random seed of the tasks (default: %(default)s)")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from eval.agent_model.training.dialogues import Dialogue, draw_dialogues
-from eval.agent_model.training.tokenizer import rendered, token_id
+from benchmarks.agent_model.dialogues import Dialogue, draw_dialogues
+from benchmarks.agent_model.tokenizer import rendered, token_id
 
 MAX_TOKENS = 3000
 IGNORED = -100

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eval.errors import WorkloadError
-from eval.estimate.calls import Played
+from eval.learn.calls import Played
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from eval.agent_model.training.tasks import Call
-from eval.agent_model.training.world import World
+from eval.agent_model.tasks import Call
+from eval.agent_model.world import World
 
 
 def call(name: str, **arguments: str) -> Call:

@@ -10,9 +10,9 @@ from itertools import islice, pairwise
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.agent_model.dialogues import GIVEN_UP, Dialogue, Message, draw_dialogues
 from eval.agent_model import folder
-from eval.agent_model.training.dialogues import GIVEN_UP, Dialogue, Message, draw_dialogues
-from eval.agent_model.training.names import Names
+from eval.agent_model.names import Names
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from eval.agent_model.training.dialogues import Dialogue, draw_dialogues
+from benchmarks.agent_model.dialogues import Dialogue, draw_dialogues
 from eval.agents.tools import SCHEMAS
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

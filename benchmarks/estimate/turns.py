@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from benchmarks.estimate.folds import Fold
+from benchmarks.estimate.predictors import FloatArray
+from benchmarks.estimate.scores import Interval, Resampling, interval
 from estimator.turn_outcomes import TurnOutcomes
-from eval.estimate.calls import TurnEnd
-from eval.estimate.folds import Fold
-from eval.estimate.predictors import FloatArray
-from eval.estimate.scores import Interval, Resampling, interval
+from eval.learn.calls import TurnEnd
 
 ENDS = ("a call", "an answer", "not recorded")
 """How a turn may have ended."""

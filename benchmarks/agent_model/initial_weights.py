@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from eval.agent_model.training.network import Network
+from benchmarks.agent_model.network import Network
 
 SHARPNESS = 3.0
 """Scale of the queries in the attention of the first two layers."""

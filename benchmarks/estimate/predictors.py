@@ -14,7 +14,7 @@ from estimator.durations import DurationEstimator
 from estimator.state import restore, snapshot
 from estimator.survival import SurvivalCurve, max_of
 from estimator.tenants import Learned
-from eval.estimate.calls import Call, Played
+from eval.learn.calls import Call, Played
 
 FloatArray = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""``continuum estimate``: the estimator against simpler methods, on any file of jobs with tool times."""
+"""``python -m benchmarks.estimate``: the estimator against simpler methods, on any recorded jobs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from continuum.cli.main import main
-from eval.estimate.evaluation import (
+from benchmarks.estimate.command import main
+from benchmarks.estimate.evaluation import (
     ALL_CALLS,
     AS_IN_USE,
     CLASSES_ONLY,
@@ -24,7 +24,7 @@ from eval.estimate.evaluation import (
     Evaluation,
     Protocol,
 )
-from eval.estimate.scores import Comparison, Scores
+from benchmarks.estimate.scores import Comparison, Scores
 from eval.load.records import JobRecord, TurnRecord
 from tests.eval.workloads.jobs import SHARED, written
 
@@ -62,7 +62,7 @@ def _made_turn(number: int, speed: float, rng: random.Random) -> dict[str, Any]:
 def estimated(tmp_path: Path, workload: Path, *flags: str) -> Evaluation:
     """Runs the command; returns the evaluation that it wrote."""
     out = tmp_path / "out" / "estimate.json"
-    assert main(["estimate", "--workload", str(workload), "--json", str(out), *flags]) == 0
+    assert main(["--workload", str(workload), "--json", str(out), *flags]) == 0
     return msgspec.json.decode(out.read_bytes(), type=Evaluation)
 
 
@@ -230,25 +230,25 @@ def test_what_cannot_be_evaluated(
     for job in jobs:
         change(job)
     workload = written(tmp_path / "jobs.jsonl", *jobs)
-    assert main(["estimate", "--workload", str(workload), "--no-learned"]) == 1
+    assert main(["--workload", str(workload), "--no-learned"]) == 1
     printed, complaint = capsys.readouterr()
     assert not printed
     expected = told or f"The workload {workload} has no tool times: there is nothing to predict."
-    assert complaint.startswith(f"continuum: {expected}")
+    assert complaint.startswith(f"error: {expected}")
 
 
 def test_more_jobs_than_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Jobs are not duplicated: a copy would be predicted from its original."""
     workload = written(tmp_path / "jobs.jsonl", *made_jobs(4))
-    assert main(["estimate", "--workload", str(workload), "--jobs", "5"]) == 2
+    assert main(["--workload", str(workload), "--jobs", "5"]) == 2
     assert "--jobs asks for 5 jobs" in capsys.readouterr().err
 
 
 def test_no_place_for_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An unwritable output is refused before the work is done."""
     workload = written(tmp_path / "jobs.jsonl", *made_jobs(4))
-    assert main(["estimate", "--workload", str(workload), "--json", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"continuum: Cannot write the result {tmp_path}: Is a directory.\n"
+    assert main(["--workload", str(workload), "--json", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"error: Cannot write the result {tmp_path}: Is a directory.\n"
 
 
 @pytest.mark.slow

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from string import ascii_lowercase
 from typing import Any
 
-from eval.agent_model.training.drawing import make_task, pick_kind
-from eval.agent_model.training.kinds import KINDS, add_numbers, follow, lines_of_folder, misnamed, more_lines
-from eval.agent_model.training.names import Names
-from eval.agent_model.training.tasks import Call, Task
-from eval.agent_model.training.world import World
+from eval.agent_model.drawing import make_task, pick_kind
+from eval.agent_model.kinds import KINDS, add_numbers, follow, lines_of_folder, misnamed, more_lines
+from eval.agent_model.names import Names
+from eval.agent_model.tasks import Call, Task
+from eval.agent_model.world import World
 from eval.agents.expression import evaluate_here
 from eval.agents.sandbox import folder_of
 from eval.agents.tools import Toolbox

@@ -1,20 +1,22 @@
-"""``continuum estimate``: evaluates predictions of tool calls and turns on recorded jobs with tool times."""
+"""Evaluates predictions of tool calls and turns on recorded jobs (``make bench-estimator``)."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from benchmarks.estimate.evaluation import Evaluation, evaluate
+from benchmarks.estimate.table import render
+from engine.errors import EngineError
 from eval.arguments import count
 from eval.errors import ResultError, UsageError
-from eval.estimate.calls import played
-from eval.estimate.evaluation import Evaluation, evaluate
-from eval.estimate.table import render
+from eval.learn.calls import played
 from eval.report.results import require_own_files, require_writable
-from eval.sim.command import asked
 from eval.workloads.catalog import RecordedWorkload, Workload, describe, files_of, open_workload
 from eval.workloads.command import add_limits, limits_from
 from eval.workloads.families import roots
@@ -36,9 +38,23 @@ which were assumed by the makers of the file.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of ``continuum estimate``."""
-    parser.epilog = EPILOG
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns its exit code. An error is one sentence on stderr."""
+    given = sys.argv[1:] if argv is None else argv
+    try:
+        return run(_parser().parse_args(given), shlex.join(["python", "-m", "benchmarks.estimate", *given]))
+    except EngineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.estimate",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add(
         "--workload",
@@ -68,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="Also learn a correction of the estimator, which takes up to minutes",
     )
+    return parser
 
 
 def _folds(text: str) -> int:
@@ -77,8 +94,8 @@ def _folds(text: str) -> int:
     return value
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs ``continuum estimate``."""
+def run(arguments: argparse.Namespace, command: str) -> int:
+    """Evaluates; prints the report and writes the file that the arguments name."""
     require_own_files([("--json", arguments.json)], files_of("--workload", arguments.workload))
     require_writable(arguments.json)
     opened = open_workload(arguments.workload)
@@ -91,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         num_folds=arguments.folds,
         seed=arguments.seed,
         learned=arguments.learned,
-        command=asked(arguments),
+        command=command,
         tell=_tell,
     )
     try:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from eval.estimate.calls import Call
-from eval.estimate.predictors import LEVELS, FloatArray
+from benchmarks.estimate.predictors import LEVELS, FloatArray
+from eval.learn.calls import Call
 
 SHOWN = (0.1, 0.5, 0.9, 0.95)
 """The levels whose losses are averaged."""

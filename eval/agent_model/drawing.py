@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 
-from eval.agent_model.training.kinds import KINDS, Kind
-from eval.agent_model.training.names import Names
-from eval.agent_model.training.tasks import Task
-from eval.agent_model.training.world import World
+from eval.agent_model.kinds import KINDS, Kind
+from eval.agent_model.names import Names
+from eval.agent_model.tasks import Task
+from eval.agent_model.world import World
 
 
 def pick_kind(rng: random.Random, shares: Mapping[Kind, float] = KINDS) -> Kind:

@@ -8,10 +8,10 @@ from time import perf_counter_ns
 import msgspec
 import numpy as np
 
+from benchmarks.estimate.learned import LearnedQuantiles
 from estimator.durations import DurationEstimator
 from estimator.tool_key import ToolKey
-from eval.estimate.calls import Call, Played
-from eval.estimate.learned import LearnedQuantiles
+from eval.learn.calls import Call, Played
 
 CUT_OFF_EVERY = 10
 """One call in this many is learned as censored, in the run that measures their cost."""

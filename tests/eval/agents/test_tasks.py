@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from eval.agent_model.training.drawing import draw_tasks, make_task
-from eval.agent_model.training.kinds import KINDS, Kind
-from eval.agent_model.training.names import Names, is_held_out
-from eval.agent_model.training.tasks import SPARE_TURNS, Task
-from eval.agent_model.training.world import World
+from eval.agent_model.drawing import draw_tasks, make_task
+from eval.agent_model.kinds import KINDS, Kind
+from eval.agent_model.names import Names, is_held_out
+from eval.agent_model.tasks import SPARE_TURNS, Task
+from eval.agent_model.world import World
 from eval.agents.expression import evaluate_here
 from eval.agents.sandbox import folder_of
 from eval.agents.tools import Toolbox

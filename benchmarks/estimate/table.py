@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from eval.estimate.evaluation import ESTIMATOR, PER_TOOL, Evaluation, Protocol
-from eval.estimate.scores import SHOWN, Interval
-from eval.estimate.timing import Microseconds, Timing
-from eval.estimate.turns import TurnScores
+from benchmarks.estimate.evaluation import ESTIMATOR, PER_TOOL, Evaluation, Protocol
+from benchmarks.estimate.scores import SHOWN, Interval
+from benchmarks.estimate.timing import Microseconds, Timing
+from benchmarks.estimate.turns import TurnScores
 from eval.report.tables import MAX_WIDTH, NOTHING, aligned
 
 NUM_PROGRAMS = 12

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from eval.estimate.calls import Call, Played
-from eval.estimate.folds import Fold
-from eval.estimate.learned import taught
-from eval.estimate.predictors import EstimatorQuantiles, FloatArray, Predictor, play, study
+from benchmarks.estimate.folds import Fold
+from benchmarks.estimate.learned import taught
+from benchmarks.estimate.predictors import EstimatorQuantiles, FloatArray, Predictor, play, study
+from eval.learn.calls import Call, Played
 
 Make = Callable[[], Predictor]
 Tell = Callable[[str], None]

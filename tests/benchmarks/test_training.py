@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 
+from benchmarks.agent_model.dialogues import draw_dialogues
+from benchmarks.agent_model.examples import IGNORED, Encoder, batches, make_examples
+from benchmarks.agent_model.initial_weights import initialize
+from benchmarks.agent_model.network import PIECE, Network, NetworkShape
+from benchmarks.agent_model.tokenizer import rendered
+from benchmarks.agent_model.train import main
 from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
-from eval.agent_model.training.dialogues import draw_dialogues
-from eval.agent_model.training.examples import IGNORED, Encoder, batches, make_examples
-from eval.agent_model.training.initial_weights import initialize
-from eval.agent_model.training.network import PIECE, Network, NetworkShape
-from eval.agent_model.training.tokenizer import rendered
-from eval.agent_model.training.train import main
 
 pytestmark = pytest.mark.slow
 
