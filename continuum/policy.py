@@ -41,6 +41,7 @@ from continuum.retention.retention import Retention
 from continuum.retention.revocation import RevocationRule
 from continuum.retention.ttl import TtlDecision, TtlInputs, make_rule
 from continuum.tool_signals import ToolSignals
+from engine.config.engine_files import path_of_engine
 from engine.core.policy import (
     Pin,
     PinEnd,
@@ -51,10 +52,17 @@ from engine.core.policy import (
     WaitingKey,
 )
 from engine.core.request import Request, RequestStatus
-from engine.engine_files import path_of_engine
-from engine.messages import JobFinished, JobStatus, PastTurn, Signal, ToolGapStarted, ToolSignal, TurnReceipt
-from engine.process.lessons import Lesson, ModelLearned
-from engine.reported_stats import JobStats
+from engine.records.lessons import Lesson, ModelLearned
+from engine.records.messages import (
+    JobFinished,
+    JobStatus,
+    PastTurn,
+    Signal,
+    ToolGapStarted,
+    ToolSignal,
+    TurnReceipt,
+)
+from engine.records.reported_stats import JobStats
 from estimator.learned.models import Model, decode_model
 from estimator.learned.work_model import WorkModel
 

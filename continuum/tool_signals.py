@@ -14,7 +14,7 @@ from continuum.learning.tool_stats import ToolStats
 from continuum.reports.turn_history import TurnHistory
 from continuum.retention.retention import Retention
 from continuum.retention.ttl import TtlDecision
-from engine.messages import ToolCall, ToolGapStarted, ToolSignal, ToolState, TurnReceipt
+from engine.records.messages import ToolCall, ToolGapStarted, ToolSignal, ToolState, TurnReceipt
 
 ONE_QUESTION = TtlDecision(0.0, "a single question and its answer")
 CANCELLED = TtlDecision(0.0, "the client cancelled the call")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engine.frontend.async_llm import AsyncLLM
     from engine.frontend.llm import LLM
-    from engine.sampling_params import SamplingParams
+    from engine.records.sampling_params import SamplingParams
 
 __all__ = ["LLM", "AsyncLLM", "SamplingParams"]
 
 _DOORS = {
     "LLM": "engine.frontend.llm",
     "AsyncLLM": "engine.frontend.async_llm",
-    "SamplingParams": "engine.sampling_params",
+    "SamplingParams": "engine.records.sampling_params",
 }
 """Modules that define the public names, which are imported when they are first used."""
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.offload.disk_tier import DiskLevel
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.errors import EngineError
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
-from engine.media.picture import PictureModel
-from engine.pooling.params import PoolingModel
-from engine.routed_experts import RoutedExpertsSpec
+from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.records.picture import PictureModel
+from engine.records.pooling import PoolingModel
+from engine.records.routed_experts import RoutedExpertsSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
+from engine.config.parallel import cores_sharing_experts, ranks_per_core
 from engine.executor import Executor
-from engine.parallel_config import cores_sharing_experts, ranks_per_core
 
 
 def model_executor(config: EngineConfig) -> Executor:

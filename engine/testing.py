@@ -16,14 +16,14 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from engine.config import CacheConfig, EngineConfig
+from engine.config.engine_config import CacheConfig, EngineConfig
 from engine.core.offload.disk_tier import DiskLevel
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.errors import EngineError, ModelLoadError
 from engine.executor import FinishedOutput, ModelInfo, PendingOutput
-from engine.media.picture import PictureModel
-from engine.messages import TokenLogprobs
-from engine.sampling_params import SamplingParams
+from engine.records.messages import TokenLogprobs
+from engine.records.picture import PictureModel
+from engine.records.sampling_params import SamplingParams
 
 BYTES_PER_BLOCK = 2**20
 """Assumed size of a block, for limits that are given in bytes."""

@@ -7,7 +7,7 @@ import sys
 
 from continuum.policy import ContinuumPolicy
 from engine import LLM, SamplingParams
-from engine.messages import JobRef
+from engine.records.messages import JobRef
 
 
 def main(model: str) -> None:

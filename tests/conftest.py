@@ -20,7 +20,7 @@ if not Path("/dev/nvidiactl").exists():
 import pytest
 from hypothesis import settings
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.tokenization.tokenizer import Tokenizer
 from engine.worker.loading.tiny_models import make_model_folder
 

@@ -19,7 +19,7 @@ import pytest
 
 from continuum.cli import flag_reference, metric_reference
 from continuum.cli.main import main
-from engine.config import DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS
+from engine.config.engine_config import DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS
 from engine.tool_parsers.catalog import (
     REASONING_PARSERS,
     THINK_TAGS,

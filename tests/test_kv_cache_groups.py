@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kv_cache_groups import KVCacheGroup, groups_of, num_slots
+from engine.records.kv_cache_groups import KVCacheGroup, groups_of, num_slots
 
 
 def test_layers_of_one_kind_are_one_group() -> None:

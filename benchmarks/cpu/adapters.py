@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 
 from benchmarks.cpu.models import MODELS
 from engine.frontend.llm import LLM
-from engine.lora import CONFIG_FILE, WEIGHTS_FILE, LoRARequest
-from engine.sampling_params import SamplingParams
+from engine.records.adapters import CONFIG_FILE, WEIGHTS_FILE, LoRARequest
+from engine.records.sampling_params import SamplingParams
 from eval.say import say
 
 PROMPT_TOKENS = 64

@@ -86,7 +86,7 @@ def _ways() -> dict[str, Callable[[str], None]]:
     """Returns each implementation as a function that computes a step of a case."""
     import torch
 
-    from engine.kv_cache_groups import one_group
+    from engine.records.kv_cache_groups import one_group
     from engine.worker.attention.kv_cache import KvCacheSpec
     from engine.worker.cpu.attention_kernel import CpuKernel
     from engine.worker.cpu.compiled_decoder import CompiledDecoder, with_compiled_steps

@@ -18,8 +18,8 @@ from benchmarks.drafts.contenders import contenders
 from benchmarks.drafts.replay import replay
 from benchmarks.drafts.table import as_json, goals, table
 from benchmarks.drafts.texts import SpokenJob, load_encode, spoken
+from engine.config.speculative import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
 from engine.errors import EngineError
-from engine.speculative_config import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
 from eval import agent_model
 from eval.arguments import count
 from eval.workloads.recorded import read_recorded

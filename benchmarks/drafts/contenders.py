@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.config.speculative import SpeculativeConfig
 from engine.core.drafts.drafter import Drafter, make_drafter
 from engine.core.drafts.proposal import NOTHING, Proposal
 from engine.core.request import Request
-from engine.speculative_config import SpeculativeConfig
 
 SUFFIX = "suffix, job and kind"
 NONE = "no drafts"

@@ -16,8 +16,8 @@ from engine.core.drafts.drafter import Drafter
 from engine.core.drafts.proposals import DraftProposals
 from engine.core.kv_cache.block_hash import NO_CONTEXT, BlockHasher
 from engine.core.request import Request
-from engine.messages import JobRef
-from engine.sampling_params import SamplingParams
+from engine.records.messages import JobRef
+from engine.records.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 

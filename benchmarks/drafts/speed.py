@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks.drafts.replay import BLOCK_SIZE
 from benchmarks.drafts.texts import SpokenJob, TurnKind
 from engine.frontend.llm import LLM
-from engine.messages import JobRef
-from engine.sampling_params import SamplingParams
+from engine.records.messages import JobRef
+from engine.records.sampling_params import SamplingParams
 
 SAID_TOKENS = 192
 """The most tokens of a turn that are generated; turns shorter than half of it are left out."""

@@ -14,8 +14,8 @@ from time import perf_counter
 from typing import Any
 
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
-from engine.structured_output.params import StructuredOutputsParams
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from engine.worker.loading.tiny_models import make_model_folder
 
 VOCAB_SIZES = (512, 8192)

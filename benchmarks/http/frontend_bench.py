@@ -24,11 +24,11 @@ import msgspec
 from engine.api.endpoints import parse_body
 from engine.api.openai.protocol import ChatCompletionRequest
 from engine.api.prompt.chat_messages import normalize
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.core_process.continued_prompts import as_written
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor
-from engine.messages import EngineReady
 from engine.process.trim import finish_startup
+from engine.records.messages import EngineReady
 from engine.tokenization.tokenizer import Tokenizer
 from engine.worker.loading.tiny_models import make_model_folder
 

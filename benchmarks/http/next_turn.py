@@ -29,7 +29,7 @@ from engine.api.app import create_app
 from engine.api.config import ServerConfig
 from engine.api.openai_responses.known_turns import KnownTurns
 from engine.api.service.server import Server
-from engine.config import EngineConfig, ModelConfig, SchedulerConfig
+from engine.config.engine_config import EngineConfig, ModelConfig, SchedulerConfig
 from engine.core.outputs import ModelRunnerOutput
 from engine.core.policy import PolicyContext, PolicyFactory
 from engine.core.request import Request
@@ -39,8 +39,8 @@ from engine.core_process.continued_prompts import ContinuedPrompts
 from engine.core_process.core_parts import check_request
 from engine.core_process.kept_turns import KeptTurns
 from engine.frontend.async_llm import AsyncLLM
-from engine.messages import EngineCoreOutputs, EngineCoreRequest, EngineReady, Signal, TurnReceipt
 from engine.process.trim import finish_startup
+from engine.records.messages import EngineCoreOutputs, EngineCoreRequest, EngineReady, Signal, TurnReceipt
 from engine.worker.loading.tiny_models import make_model_folder
 
 MAX_MODEL_LEN = 2**20

@@ -24,15 +24,15 @@ import msgspec
 
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
-from engine.config import EngineConfig, TraceConfig
+from engine.config.engine_config import EngineConfig, TraceConfig
 from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import CoreProcess
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.llm import engine_config
-from engine.messages import JobRef, RequestContext
 from engine.model_executor import model_executor
-from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.records.messages import JobRef, RequestContext
+from engine.records.sampling_params import RequestOutputKind, SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from eval.load.plain_http import Connection
 from eval.load.server_process import ServerProcess, unwound_by_sigterm

@@ -39,7 +39,7 @@ class Rates:
 def measure(folder: str, seconds: float, num_requests: int) -> Rates:
     """Runs bursts of equal requests for ``seconds``: first of one token, which are prefill, then of many."""
     from engine.frontend.llm import LLM
-    from engine.sampling_params import SamplingParams
+    from engine.records.sampling_params import SamplingParams
 
     def burst(number: int, max_tokens: int) -> float:
         prompts = [[3 + (number + i + k) % 400 for k in range(PROMPT_TOKENS)] for i in range(num_requests)]

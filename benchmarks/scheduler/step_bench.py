@@ -20,15 +20,15 @@ from time import perf_counter
 from benchmarks.scheduler.vllm_scheduler import VllmScheduler
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.kv_cache.block_hash import BlockHash, BlockHasher
 from engine.core.kv_cache.block_pool import BlockPool
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.policy import PolicyContext, PolicyFactory, fcfs
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-from engine.messages import JobRef, ToolCall, ToolGapStarted
-from engine.sampling_params import SamplingParams
+from engine.records.messages import JobRef, ToolCall, ToolGapStarted
+from engine.records.sampling_params import SamplingParams
 from eval.errors import ServerError
 
 BLOCK_SIZE = 16

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.errors import EngineError
 from eval.arguments import amount, count, positive
 from eval.baselines.catalog import parse_policy

@@ -26,16 +26,16 @@ from continuum.policy import ContinuumPolicyFactory
 from engine.api.config import ServerConfig
 from engine.api.dashboard.audience import Viewers
 from engine.api.service.server import Server
-from engine.config import TraceConfig
+from engine.config.engine_config import TraceConfig
 from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import CoreProcess
 from engine.errors import EngineError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.llm import engine_config
-from engine.messages import JobRef, RequestContext
 from engine.model_executor import model_executor
-from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.records.messages import JobRef, RequestContext
+from engine.records.sampling_params import RequestOutputKind, SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from eval.agent_model import folder as box_folder
 from eval.load.server_process import unwound_by_sigterm

@@ -27,14 +27,14 @@ from benchmarks.tracing.trace_overhead import NO_MODEL, model_folder, told, verd
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
 from engine.clock import MonotonicClock
-from engine.config import TraceConfig
+from engine.config.engine_config import TraceConfig
 from engine.core_process.engine_core import EngineCore
 from engine.errors import EngineError
 from engine.frontend.llm import engine_config
-from engine.messages import EngineCoreRequest, JobRef
 from engine.model_executor import model_executor
-from engine.reported_stats import TraceState
-from engine.sampling_params import SamplingParams
+from engine.records.messages import EngineCoreRequest, JobRef
+from engine.records.reported_stats import TraceState
+from engine.records.sampling_params import SamplingParams
 from eval.agent_model import folder as box_folder
 from eval.load.server_process import unwound_by_sigterm
 from eval.report.intervals import Estimate, ratio_interval

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from engine.lora import MAX_RANK, LoRAConfig, read_lora_config
+from engine.config.lora import LoRAConfig, read_lora_config
+from engine.records.adapters import MAX_RANK
 
 
 def add_lora_flags(parser: argparse.ArgumentParser) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from continuum.cli.flag_group import FlagGroup
 from continuum.routing.catalog import DEFAULT_ROUTER, ROUTERS
-from engine.config import EXECUTOR_BACKENDS
-from engine.parallel_config import DATA_PARALLEL_BACKENDS
+from engine.config.engine_config import EXECUTOR_BACKENDS
+from engine.config.parallel import DATA_PARALLEL_BACKENDS
 
 
 def add_parallelism_flags(group: FlagGroup) -> None:

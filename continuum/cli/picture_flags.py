@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from continuum.cli.flag_group import FlagGroup, defaults_of
-from engine.config import ModelConfig, SchedulerConfig
-from engine.media.config import MediaConfig, picture_limits
+from engine.config.engine_config import ModelConfig, SchedulerConfig
+from engine.config.media import MediaConfig, picture_limits
 
 
 def add_picture_flags(parser: argparse.ArgumentParser) -> None:

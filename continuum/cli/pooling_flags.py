@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from engine.pooling.config import RUNNERS
+from engine.config.pooling import RUNNERS
 
 
 def add_pooling_flags(parser: argparse.ArgumentParser) -> None:

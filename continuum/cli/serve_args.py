@@ -16,7 +16,7 @@ from continuum.cli.serve_flags import API_KEY_VARIABLE
 from continuum.config import ContinuumConfig
 from engine.api.config import AccessConfig, LimitsConfig, ServerConfig, TlsConfig
 from engine.api.openai_responses.config import ResponsesConfig
-from engine.config import (
+from engine.config.engine_config import (
     CacheConfig,
     EngineConfig,
     ModelConfig,
@@ -24,14 +24,14 @@ from engine.config import (
     TelemetryConfig,
     TraceConfig,
 )
+from engine.config.kv_events import read_kv_events_config
+from engine.config.kv_transfer import read_kv_transfer_config
+from engine.config.media import MediaConfig
+from engine.config.parallel import ParallelConfig
+from engine.config.pooling import read_pooling_config
+from engine.config.speculative import read_speculative_config
 from engine.errors import ConfigError
-from engine.kv_events_config import read_kv_events_config
-from engine.kv_transfer.config import read_kv_transfer_config
 from engine.kv_transfer.offloading import with_offloading
-from engine.media.config import MediaConfig
-from engine.parallel_config import ParallelConfig
-from engine.pooling.config import read_pooling_config
-from engine.speculative_config import read_speculative_config
 
 Record = TypeVar("Record")
 

@@ -12,7 +12,7 @@ from continuum.cli.pooling_flags import add_pooling_flags
 from continuum.config import TTL_RULES, ContinuumConfig
 from engine.api.config import DEFAULT_THINKING, AccessConfig, LimitsConfig, ServerConfig
 from engine.api.openai_responses.config import ResponsesConfig
-from engine.config import (
+from engine.config.engine_config import (
     ATTENTION_BACKENDS,
     DEVICES,
     DTYPES,
@@ -22,7 +22,7 @@ from engine.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from engine.parallel_config import ParallelConfig
+from engine.config.parallel import ParallelConfig
 from engine.tokenization.content_format import CONTENT_FORMATS
 from engine.tool_parsers.catalog import REASONING_PARSERS, TOOL_CALL_PARSERS
 

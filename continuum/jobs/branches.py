@@ -13,7 +13,7 @@ from enum import Enum, auto
 from continuum.jobs.continuation import left_behind_by, prompt_tail
 from continuum.jobs.job import MAX_TIPS, BlockChain, BranchTip, Job, Turn
 from engine.core.kv_cache.block_hash import BlockHash
-from engine.messages import ToolSignal, TurnReceipt
+from engine.records.messages import ToolSignal, TurnReceipt
 
 
 class BranchEnd(Enum):

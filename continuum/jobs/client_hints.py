@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.messages import ToolSignal, ToolState
+from engine.records.messages import ToolSignal, ToolState
 from estimator.expectation import Expectation
 
 

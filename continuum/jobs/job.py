@@ -18,7 +18,7 @@ from continuum.learning.work_forecast import JobCourse
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.policy import Pin, PinEnd
 from engine.core.request import Request
-from engine.messages import ToolState, TurnReceipt
+from engine.records.messages import ToolState, TurnReceipt
 from estimator.tool_key import ToolKey
 
 MAX_TIPS = 32

@@ -15,7 +15,7 @@ from continuum.jobs.branches import BranchListener
 from continuum.jobs.job import BranchTip
 from continuum.learning.gap_estimate import GapEstimate
 from continuum.learning.tool_stats import ToolStats
-from engine.process.lessons import Lesson
+from engine.records.lessons import Lesson
 from estimator.learned.call_history import CallFacts, CallHistory, PastCall, kind_of, log_of
 from estimator.learned.corrector import Corrector
 

@@ -9,7 +9,7 @@ from continuum.learning.gap_corrections import GapCorrections
 from continuum.learning.hint_accuracy import HintAccuracy
 from continuum.learning.tool_gaps import PublishedGaps
 from continuum.learning.tool_stats import ToolStats
-from engine.messages import ToolSignal, ToolState
+from engine.records.messages import ToolSignal, ToolState
 from estimator.survival import SurvivalCurve
 
 

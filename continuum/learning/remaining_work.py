@@ -17,7 +17,7 @@ from continuum.jobs.branches import BranchListener
 from continuum.jobs.job import BranchTip, Job, Turn
 from continuum.learning.job_so_far import Forecast, JobSoFar
 from continuum.learning.tool_stats import ToolStats
-from engine.process.lessons import Lesson
+from engine.records.lessons import Lesson
 from estimator.learned.concordance import Concordance
 from estimator.learned.job_history import PastJob, TurnFacts
 from estimator.learned.work_model import WorkModel

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from continuum.jobs.job import BranchTip
-from engine.messages import ToolCall
+from engine.records.messages import ToolCall
 from estimator.survival import NOTHING_KNOWN, SurvivalCurve
 from estimator.tool_key import SHELL_TOOLS
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from continuum.jobs.job import BranchTip
 from continuum.tuning import Tuning
 from engine.errors import ConfigError
-from engine.messages import ToolCall
+from engine.records.messages import ToolCall
 from estimator.durations import DurationEstimator
 from estimator.learned.duration_model import DurationModel
 from estimator.learned.work_model import WorkModel

@@ -22,7 +22,7 @@ from continuum.tuning import Tuning
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.policy import PolicyContext
 from engine.core.request import Request, RequestStatus
-from engine.messages import ToolSignal
+from engine.records.messages import ToolSignal
 
 FIRST_LOOK_S = 1.0
 LATER_LOOKS = 1.5

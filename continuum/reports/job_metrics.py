@@ -6,7 +6,7 @@ from collections import deque
 
 from continuum.jobs.branches import BranchListener
 from continuum.jobs.job import BranchTip, Job, Turn
-from engine.reported_stats import JobEnd, JobStats
+from engine.records.reported_stats import JobEnd, JobStats
 
 MAX_KEPT = 4096
 """Maximum number of entries kept of each kind, in case the metrics are not read."""

@@ -10,8 +10,8 @@ from continuum.learning.gap_learner import GapLearner
 from continuum.reports.job_metrics import JobMetrics
 from continuum.reports.job_status import job_status, tip_status
 from continuum.reports.turn_history import TurnHistory
-from engine.messages import JobStatus, PastTurn
-from engine.reported_stats import JobStats
+from engine.records.messages import JobStatus, PastTurn
+from engine.records.reported_stats import JobStats
 
 
 class JobReports:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from continuum.jobs.job import BranchTip, Job
-from engine.messages import BranchStatus, JobStatus
+from engine.records.messages import BranchStatus, JobStatus
 from estimator.survival import SurvivalCurve
 
 EARLY = 0.1

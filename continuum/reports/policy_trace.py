@@ -8,7 +8,7 @@ from continuum.jobs.job import BranchTip, Job, Turn
 from continuum.queueing.admission import WorkingSet
 from continuum.retention.ttl import TtlDecision, TtlInputs
 from engine.core.policy import Pin, PinEnd
-from engine.messages import ToolSignal
+from engine.records.messages import ToolSignal
 from tracing.events import JobEvent, PinEvent
 from tracing.tracer import Tracer
 

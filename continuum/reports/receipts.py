@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from continuum.jobs.job import Turn
-from engine.messages import TurnReceipt
+from engine.records.messages import TurnReceipt
 
 
 def make_receipt(turn: Turn) -> TurnReceipt:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from continuum.jobs.job import BranchTip, Job, Turn
-from engine.messages import PastTurn, TurnReceipt
+from engine.records.messages import PastTurn, TurnReceipt
 
 MAX_TURNS = 4096
 """Maximum number of turns; the oldest are dropped."""

@@ -10,8 +10,8 @@ from typing import Literal, get_args
 from engine.api.http.auth import ApiKeys, fault_of_keys
 from engine.api.http.hosts import ANY, is_loopback
 from engine.api.openai_responses.config import ResponsesConfig
+from engine.config.media import MediaConfig
 from engine.errors import ConfigError
-from engine.media.config import MediaConfig
 from engine.tokenization.content_format import CONTENT_FORMATS
 from engine.tool_parsers.formats import ReplyFormat, load_plugin
 

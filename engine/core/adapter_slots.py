@@ -9,7 +9,7 @@ from itertools import chain
 from engine.core.parts import Batch, ChunkLimit, Left, SchedulerPart
 from engine.core.request import Request
 from engine.core.step import Step
-from engine.reported_stats import LoRAStats, SchedulerStats
+from engine.records.reported_stats import LoRAStats, SchedulerStats
 
 MAX_WAIT_S = 10.0
 """Wait after which a request that was set aside is overdue."""

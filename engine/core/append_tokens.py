@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from engine.core.repetition import ends_in_repetition
 from engine.core.request import Request, RequestStatus
 from engine.core.token_grammar import TokenGrammar
-from engine.row_failures import GRAMMAR_LEFT, processing_failed
-from engine.sampling_params import RepetitionDetection
+from engine.records.row_failures import GRAMMAR_LEFT, processing_failed
+from engine.records.sampling_params import RepetitionDetection
 
 REPETITION_DETECTED = "repetition_detected"
 """The ``stop_reason`` that V1 gives a repetition."""

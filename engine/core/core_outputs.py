@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from engine.core.outputs import ModelRunnerOutput
 from engine.core.request import Request
-from engine.messages import EngineCoreOutput, FinishReason
+from engine.records.messages import EngineCoreOutput, FinishReason
 
 
 def last_output(request: Request, token_ids: list[int]) -> EngineCoreOutput:

@@ -14,7 +14,7 @@ from engine.core.outputs import SchedulerOutput
 from engine.core.parts import Left, SchedulerPart
 from engine.core.request import Request, RequestStatus
 from engine.core.step import Step
-from engine.reported_stats import SchedulerStats, SpecDecodingStats
+from engine.records.reported_stats import SchedulerStats, SpecDecodingStats
 
 
 class DraftTokens(SchedulerPart):

@@ -17,7 +17,7 @@ from engine.core.outputs import SchedulerOutput
 from engine.core.parts import Batch, ChunkLimit, Left, SchedulerPart
 from engine.core.request import Request, RequestStatus
 from engine.core.step import Step
-from engine.messages import MediaSpan
+from engine.records.messages import MediaSpan
 
 Use = tuple[str, int]
 """A picture of a request: the request's id, and the picture's index in it."""

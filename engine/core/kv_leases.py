@@ -17,7 +17,7 @@ from engine.core.outputs import ModelRunnerOutput, NewKVLease, SchedulerOutput
 from engine.core.parts import SchedulerPart
 from engine.core.policy import Pin, PinEnd
 from engine.core.request import Request
-from engine.kv_transfer.messages import KVLeased, KVLeaseOrder
+from engine.records.kv_transfer import KVLeased, KVLeaseOrder
 
 MOST_OF_POOL = 0.5
 """Share of the pool that one tenant's leases may keep from others."""

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.drafts.proposal import Proposal
-from engine.kv_transfer.messages import PrefixSource
-from engine.messages import MediaSpan, TokenLogprobs
-from engine.pooling.params import Pooled, PoolingParams
-from engine.routed_experts import StepRouting
-from engine.sampling_params import SamplingParams
+from engine.records.kv_transfer import PrefixSource
+from engine.records.messages import MediaSpan, TokenLogprobs
+from engine.records.pooling import Pooled, PoolingParams
+from engine.records.routed_experts import StepRouting
+from engine.records.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)

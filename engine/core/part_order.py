@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.adapter_slots import AdapterCounts
 from engine.core.draft_tokens import DraftTokens
 from engine.core.encoder_cache_manager import EncoderCacheManager

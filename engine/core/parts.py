@@ -14,8 +14,8 @@ from engine.core.kv_cache.block_pool import KVCacheBlock
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request
-from engine.messages import EngineCoreOutput
-from engine.reported_stats import SchedulerStats
+from engine.records.messages import EngineCoreOutput
+from engine.records.reported_stats import SchedulerStats
 
 if TYPE_CHECKING:
     from engine.core.fairness.fair_queue import FairQueue

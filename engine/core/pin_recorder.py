@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from engine.core.policy import Pin, PinEnd
-from engine.kv_events import PinChanged, PinEnded, PinEvent, PinPlaced, event_hash
+from engine.records.kv_events import PinChanged, PinEnded, PinEvent, PinPlaced, event_hash
 
 
 class PinRecorder:

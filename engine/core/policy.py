@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
-from engine.kv_cache_groups import (
+from engine.records.kv_cache_groups import (
     ONE_FULL_GROUP,
     KVCacheGroup,
     attention_groups,
     blocks_per_state,
     num_blocks_held,
 )
-from engine.messages import JobStatus, PastTurn, Signal, TurnReceipt
-from engine.process.lessons import Lesson
-from engine.reported_stats import JobStats
+from engine.records.lessons import Lesson
+from engine.records.messages import JobStatus, PastTurn, Signal, TurnReceipt
+from engine.records.reported_stats import JobStats
 
 if TYPE_CHECKING:
     from tracing.tracer import Tracer
@@ -311,7 +311,7 @@ class SchedulingPolicy(QueuePolicy, RetentionPolicy, JobDirectory):
 
     def take_lesson(self) -> Lesson | None:
         """The next lesson of its trainer; None while there is not enough news. What is learned returns as a
-        signal (``engine.process.lessons.ModelLearned``)."""
+        signal (``engine.records.lessons.ModelLearned``)."""
         return None
 
     def describe(self) -> PolicyDescription:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.sampling_params import RepetitionDetection
+from engine.records.sampling_params import RepetitionDetection
 
 
 def ends_in_repetition(token_ids: Sequence[int], num_output: int, detection: RepetitionDetection) -> bool:

@@ -8,10 +8,17 @@ from enum import IntEnum
 
 from engine.core.kv_cache.block_hash import NO_CONTEXT, BlockHash, BlockHasher, HashContext
 from engine.core.token_grammar import TokenGrammar
-from engine.kv_transfer.messages import KVTransfer, SavedPrefix
-from engine.messages import EngineCoreRequest, FinishReason, JobRef, MediaSpan, TokenLogprobs, TurnPrefix
-from engine.pooling.params import PoolingParams
-from engine.sampling_params import SamplingParams
+from engine.records.kv_transfer import KVTransfer, SavedPrefix
+from engine.records.messages import (
+    EngineCoreRequest,
+    FinishReason,
+    JobRef,
+    MediaSpan,
+    TokenLogprobs,
+    TurnPrefix,
+)
+from engine.records.pooling import PoolingParams
+from engine.records.sampling_params import SamplingParams
 
 
 class RequestStatus(IntEnum):

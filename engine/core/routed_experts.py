@@ -8,8 +8,8 @@ from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.parts import SchedulerPart
 from engine.core.request import Request
-from engine.messages import EngineCoreOutput
-from engine.routed_experts import RoutedExperts, RoutedExpertsSpec
+from engine.records.messages import EngineCoreOutput
+from engine.records.routed_experts import RoutedExperts, RoutedExpertsSpec
 
 
 class RoutedExpertsStore(SchedulerPart):

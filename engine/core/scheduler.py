@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.append_tokens import append_tokens
 from engine.core.core_outputs import describe_start, last_output
 from engine.core.draft_tokens import DraftTokens
@@ -44,10 +44,10 @@ from engine.core.scheduler_report import (
 from engine.core.step import Step
 from engine.core.steps_in_flight import StepsInFlight, max_tokens_under_way
 from engine.core.token_grammar import TokenGrammar
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
-from engine.messages import EngineCoreOutput, Signal, TurnReceipt
-from engine.reported_stats import SchedulerStats
-from engine.row_failures import KV_SPOILED
+from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.records.messages import EngineCoreOutput, Signal, TurnReceipt
+from engine.records.reported_stats import SchedulerStats
+from engine.records.row_failures import KV_SPOILED
 
 MAX_SET_ASIDE = 256
 """The most waiting requests that a step passes over, since a limit lets only others start."""

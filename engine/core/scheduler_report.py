@@ -16,7 +16,7 @@ from engine.core.pin_manager import PinManager
 from engine.core.policy import SchedulingPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.steps_in_flight import StepsInFlight
-from engine.reported_stats import SchedulerStats
+from engine.records.reported_stats import SchedulerStats
 
 
 class PauseState(Enum):

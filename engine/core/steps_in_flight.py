@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request

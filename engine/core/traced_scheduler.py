@@ -17,7 +17,7 @@ from engine.core.token_grammar import TokenGrammar
 from engine.core.trace.header import trace_header
 from engine.core.trace.inputs import InputTrace
 from engine.core.trace.steps import StepTrace
-from engine.messages import EngineCoreOutput, Signal, TurnReceipt
+from engine.records.messages import EngineCoreOutput, Signal, TurnReceipt
 from tracing.events import TraceHeader
 from tracing.tracer import Tracer
 

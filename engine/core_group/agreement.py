@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.version import package_version
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.config import CacheConfig, EngineConfig, TraceConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, TraceConfig
+from engine.config.engine_files import path_of_engine
 from engine.core_process.core_start import CoreSpec
-from engine.engine_files import path_of_engine
 
 
 def spec_of_engine(spec: CoreSpec, index: int) -> CoreSpec:

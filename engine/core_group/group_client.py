@@ -26,7 +26,7 @@ from engine.core_process.client_protocols import Delivery, EngineState
 from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.launcher import Core
 from engine.errors import EngineDeadError, EngineGenerateError, RequestError
-from engine.messages import (
+from engine.records.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineReady,

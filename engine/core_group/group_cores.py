@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from engine.config.parallel import cores_sharing_experts
 from engine.core_group.engine_config import spec_of_engine
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import Core, CoreProcess
-from engine.parallel_config import cores_sharing_experts
 from engine.process.network import free_port
 
 if TYPE_CHECKING:

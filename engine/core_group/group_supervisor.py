@@ -9,7 +9,7 @@ from engine.core_group.group_cores import GroupCores, StartableCore
 from engine.core_group.restarts import CoreRestarts, report_core_died
 from engine.core_process.core_client import CoreSupervisor
 from engine.core_process.launcher import ClientHandle
-from engine.messages import EngineReady
+from engine.records.messages import EngineReady
 
 Handles = tuple[ClientHandle | None, ...]
 """Handles by which an API server process joins the cores; None for one that is being restarted."""

@@ -33,9 +33,9 @@ from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import CoreProcess
 from engine.core_process.output_sockets import output_address, socket_address
 from engine.errors import ConfigError, EngineError
-from engine.messages import ClientNotice, EngineCoreRequestType, EngineStartFailed
 from engine.process.process_log import plain_log, start_log
 from engine.process.restart_limit import RestartLimit
+from engine.records.messages import ClientNotice, EngineCoreRequestType, EngineStartFailed
 
 logger = logging.getLogger(__name__)
 

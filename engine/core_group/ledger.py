@@ -6,7 +6,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.messages import EngineCoreRequest
+from engine.records.messages import EngineCoreRequest
 
 MAX_REMEMBERED_TURNS = 65_536
 

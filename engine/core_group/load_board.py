@@ -10,7 +10,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from engine.process.shared_memory import mapped
-from engine.reported_stats import SchedulerStats
+from engine.records.reported_stats import SchedulerStats
 from engine.routing import EngineLoad
 
 _WORD_BYTES = 8

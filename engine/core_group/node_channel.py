@@ -14,9 +14,9 @@ from contextlib import suppress
 
 import msgspec
 
-from engine.messages import EngineReady, EngineStartFailed
 from engine.process.frames import frame_length, receive_exactly
 from engine.process.network import keep_alive
+from engine.records.messages import EngineReady, EngineStartFailed
 
 PROTOCOL = 1
 BEAT_S = 0.4

@@ -10,7 +10,8 @@ import threading
 from collections.abc import Collection
 from contextlib import suppress
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
+from engine.config.parallel import is_loopback
 from engine.core_group.agreement import difference, settings_of
 from engine.core_group.node_channel import (
     PROTOCOL,
@@ -21,7 +22,6 @@ from engine.core_group.node_channel import (
     Welcome,
 )
 from engine.errors import ConfigError
-from engine.parallel_config import is_loopback
 
 logger = logging.getLogger(__name__)
 

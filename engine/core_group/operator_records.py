@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from engine.operator_record import OperatorRecord
+from engine.records.operator_record import OperatorRecord
 
 LOCK_POLL_S = 0.02
 _decoder = msgspec.json.Decoder(OperatorRecord)

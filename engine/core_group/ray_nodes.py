@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
+from engine.config.parallel import is_loopback, ranks_per_core
 from engine.core_group.node_channel import TOKEN_VARIABLE
 from engine.core_group.node_listener import NodeListener
 from engine.core_group.ray_node_actor import NodeActor, NodeStart
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import pickled_spec
-from engine.parallel_config import is_loopback, ranks_per_core
 from engine.process.process_log import start_log
 from engine.process.ray_cluster import import_ray, join_cluster, resources_of, with_gpus
 

@@ -15,9 +15,9 @@ from engine.core_process.client_registry import FIRST_CLIENT
 from engine.core_process.launcher import PROGRESS_EVERY_S, start_error
 from engine.core_process.output_sockets import output_address, socket_address
 from engine.errors import EngineDeadError
-from engine.messages import ENGINE_CORE_DEAD, EngineReady
 from engine.process.private_folder import make_private_folder, remove_private_folder
 from engine.process.process_log import start_log
+from engine.records.messages import ENGINE_CORE_DEAD, EngineReady
 
 POLL_MS = 100
 POLL_S = 0.1

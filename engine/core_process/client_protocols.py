@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from engine.errors import EngineDeadError
-from engine.messages import EngineCoreOutputs, EngineCoreRequest, EngineReady, Signal, TurnReceipt
+from engine.records.messages import EngineCoreOutputs, EngineCoreRequest, EngineReady, Signal, TurnReceipt
 
 Delivery = EngineCoreOutputs | EngineDeadError
 

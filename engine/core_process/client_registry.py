@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from engine.messages import EngineCoreOutput, EngineCoreOutputs
+from engine.records.messages import EngineCoreOutput, EngineCoreOutputs
 
 FIRST_CLIENT = 0
 

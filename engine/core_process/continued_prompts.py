@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine.messages import EngineCoreOutput, EngineCoreRequest, TurnPrefix
+from engine.records.messages import EngineCoreOutput, EngineCoreRequest, TurnPrefix
 from engine.tokenization.prompt_encoder import ContinuedTokens, EncodedTokens
 
 TAIL_TOKENS = 8

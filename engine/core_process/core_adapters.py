@@ -7,11 +7,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from engine.config.lora import LoRAConfig
 from engine.core_process.core_part import CorePart
 from engine.errors import RequestError
 from engine.executor import Executor
-from engine.lora import Adapter, LoRAConfig
-from engine.messages import EngineCoreRequest
+from engine.records.adapters import Adapter
+from engine.records.messages import EngineCoreRequest
 
 
 class CoreAdapters(CorePart):

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.policy import PolicyFactory
 from engine.core_process.client_protocols import Delivery, EngineState, lone_engine
 from engine.core_process.client_registry import FIRST_CLIENT
@@ -28,7 +28,7 @@ from engine.core_process.launcher import ClientHandle, Core, CoreProcess
 from engine.core_process.output_sockets import output_address, socket_address
 from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.executor import ExecutorFactory
-from engine.messages import (
+from engine.records.messages import (
     ENGINE_CORE_DEAD,
     AbortRequest,
     ClientNotice,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request
 from engine.core.token_grammar import TokenGrammar

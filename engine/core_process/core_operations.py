@@ -21,7 +21,7 @@ from engine.core.scheduler_report import PauseState
 from engine.core.traced_scheduler import TracedScheduler
 from engine.errors import RequestError
 from engine.executor import Executor
-from engine.operator_record import OperatorRecord
+from engine.records.operator_record import OperatorRecord
 
 logger = logging.getLogger(__name__)
 

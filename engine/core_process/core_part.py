@@ -10,8 +10,8 @@ from typing import Any
 
 from engine.core.parts import busy_at
 from engine.core.request import Request
-from engine.messages import EngineCoreOutput, EngineCoreRequest
-from engine.reported_stats import SchedulerStats
+from engine.records.messages import EngineCoreOutput, EngineCoreRequest
+from engine.records.reported_stats import SchedulerStats
 
 
 class CorePart:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from engine.config import EngineConfig, SchedulerConfig
+from engine.config.engine_config import EngineConfig, SchedulerConfig
 from engine.core.drafts.drafter import most_bytes
 from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.kv_cache.block_hash import BlockHash
@@ -22,9 +22,9 @@ from engine.core_process.saved_prefixes import SavedPrefixes
 from engine.errors import ConfigError, RequestError
 from engine.executor import ModelInfo
 from engine.media.checks import check_pictures
-from engine.media.picture import PictureModel
-from engine.messages import EngineCoreRequest, EngineReady
-from engine.sampling_params import check_vocabulary
+from engine.records.messages import EngineCoreRequest, EngineReady
+from engine.records.picture import PictureModel
+from engine.records.sampling_params import check_vocabulary
 from engine.tokenization.prompt_encoder import extreme_tokens
 from tracing.tracer import Tracer
 

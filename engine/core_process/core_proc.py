@@ -31,7 +31,10 @@ from engine.core_process.core_start import FAILED, READY, CoreSpec, CoreStart
 from engine.core_process.engine_core import EngineCore
 from engine.core_process.output_sockets import OutputSockets, socket_address
 from engine.errors import ConfigError, EngineDeadError, EngineError
-from engine.messages import (
+from engine.process.process_log import begin_log
+from engine.process.teacher import Teacher
+from engine.process.trim import finish_startup
+from engine.records.messages import (
     ENGINE_CORE_DEAD,
     AbortRequest,
     ClientNotice,
@@ -45,9 +48,6 @@ from engine.messages import (
     UtilityOutput,
     UtilityRequest,
 )
-from engine.process.process_log import begin_log
-from engine.process.teacher import Teacher
-from engine.process.trim import finish_startup
 
 logger = logging.getLogger(__name__)
 

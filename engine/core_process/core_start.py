@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.policy import PolicyFactory
 from engine.executor import ExecutorFactory
 from engine.routing import LeastLoadedRouter, RouterFactory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.drafts.drafter import make_drafter
 from engine.core.drafts.proposals import DraftProposals
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput

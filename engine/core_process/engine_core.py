@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.clock import Clock
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
+from engine.config.parallel import cores_sharing_experts
 from engine.core.core_outputs import failed_output, note_prompt_logprobs, with_pooled
 from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.core.policy import PolicyFactory, SchedulingPolicy
@@ -48,8 +49,8 @@ from engine.core_process.utilities import CoreUtilities
 from engine.core_process.waves import Waves
 from engine.errors import EngineError, RequestError
 from engine.executor import Executor, ExecutorFactory, FinishedOutput, PendingOutput
-from engine.kv_transfer.messages import SavedPrefix
-from engine.messages import (
+from engine.records.kv_transfer import SavedPrefix
+from engine.records.messages import (
     AbortRequest,
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -57,8 +58,7 @@ from engine.messages import (
     Signal,
     TurnReceipt,
 )
-from engine.parallel_config import cores_sharing_experts
-from engine.reported_stats import SchedulerStats
+from engine.records.reported_stats import SchedulerStats
 from engine.watch.core_watch import LiveFeed
 from tracing.events import TraceHeader
 from tracing.tracer import Tracer

@@ -8,11 +8,17 @@ from typing import Any
 import msgspec
 
 from engine.clock import Clock
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.policy import PolicyFactory
 from engine.core_process.engine_core import EngineCore
 from engine.executor import ExecutorFactory
-from engine.messages import AbortRequest, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady
+from engine.records.messages import (
+    AbortRequest,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineReady,
+)
 
 
 class InprocClient:

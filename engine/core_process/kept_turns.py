@@ -12,8 +12,8 @@ from threading import Lock
 
 from engine.core.request import KnownPrefix, Request
 from engine.core_process.core_part import CorePart
-from engine.messages import TurnPrefix
-from engine.reported_stats import ContinuedStats, SchedulerStats
+from engine.records.messages import TurnPrefix
+from engine.records.reported_stats import ContinuedStats, SchedulerStats
 
 MOST_TOKENS = 1 << 21
 """The most tokens that are kept, at some 40 bytes each."""

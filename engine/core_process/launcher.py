@@ -24,10 +24,10 @@ from engine.core_process.client_registry import FIRST_CLIENT
 from engine.core_process.core_start import FAILED, READY, CoreSpec, CoreStart
 from engine.core_process.output_sockets import socket_address
 from engine.errors import ConfigError, EngineDeadError, EngineError, ModelLoadError
-from engine.messages import EngineReady, EngineStartFailed
 from engine.process.private_folder import make_private_folder, remove_private_folder
 from engine.process.process_log import start_log
 from engine.process.spawn import spawn_command
+from engine.records.messages import EngineReady, EngineStartFailed
 
 logger = logging.getLogger(__name__)
 

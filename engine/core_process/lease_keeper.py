@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core_process.core_part import CorePart
-from engine.kv_transfer.messages import RemotePrefix
 from engine.kv_transfer.wire import Asked, ReleaseLease, RenewLease, receive_answer, send
-from engine.messages import EngineCoreOutput, EngineCoreRequest
+from engine.records.kv_transfer import RemotePrefix
+from engine.records.messages import EngineCoreOutput, EngineCoreRequest
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import msgspec
 import zmq
 
 from engine.core_process.client_registry import ClientRegistry
-from engine.messages import EngineCoreOutputs, EngineCoreRequest
-from engine.sampling_params import RequestOutputKind
+from engine.records.messages import EngineCoreOutputs, EngineCoreRequest
+from engine.records.sampling_params import RequestOutputKind
 
 LINGER_MS = 1000
 """How long the last messages may take to be sent when a socket is closed."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
-from engine.kv_transfer.messages import SavedPrefix
 from engine.kv_transfer.saved_blocks import SavedBlocks
+from engine.records.kv_transfer import SavedPrefix
 
 
 class SavedPrefixes:

@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.drafts.lengths import StepCosts
 from engine.core.policy import FcfsPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
 from engine.executor import Executor, ModelInfo
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from engine.config import TelemetryConfig
+from engine.config.engine_config import TelemetryConfig
 from engine.core.request import Request
 from engine.core_process.core_part import CorePart
 from engine.errors import ConfigError
-from engine.reported_stats import SchedulerStats
+from engine.records.reported_stats import SchedulerStats
 from tracing.ended_request import EndedRequest
 
 if TYPE_CHECKING:

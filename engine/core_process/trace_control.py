@@ -15,10 +15,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.config import TraceConfig
+from engine.config.engine_config import TraceConfig
 from engine.core_process.core_part import CorePart
 from engine.errors import ConfigError
-from engine.reported_stats import SchedulerStats, TraceState
+from engine.records.reported_stats import SchedulerStats, TraceState
 from tracing.events import TraceHeader
 from tracing.parts import split_part
 from tracing.tracer import Tracer

@@ -13,8 +13,8 @@ from engine.core.scheduler_report import SchedulerStatistics
 from engine.core.traced_scheduler import TracedScheduler
 from engine.core_process.core_operations import CoreOperations
 from engine.executor import Executor
-from engine.messages import JobStatus, PastTurn
-from engine.process.lessons import Lesson
+from engine.records.lessons import Lesson
+from engine.records.messages import JobStatus, PastTurn
 
 
 class CoreUtilities:

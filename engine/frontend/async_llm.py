@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from engine.clock import MonotonicClock
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.scheduler_report import SchedulerStatistics
 from engine.core_process.client_protocols import AsyncCoreClient, Delivery, EngineState
 from engine.errors import EngineDeadError, EngineGenerateError, RequestError
@@ -26,7 +26,7 @@ from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.stats import IterationStats, StatsListener
 from engine.frontend.streaming_input import SessionEngine, StreamingInput, StreamingSessions
-from engine.messages import (
+from engine.records.messages import (
     NO_CONTEXT,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -42,9 +42,9 @@ from engine.messages import (
     ToolSignal,
     TurnReceipt,
 )
-from engine.reported_stats import SchedulerStats, TraceState
-from engine.row_failures import GRAMMAR_LEFT, NOTHING_ALLOWED
-from engine.sampling_params import SamplingParams
+from engine.records.reported_stats import SchedulerStats, TraceState
+from engine.records.row_failures import GRAMMAR_LEFT, NOTHING_ALLOWED
+from engine.records.sampling_params import SamplingParams
 from engine.structured_output.backend import TokenTable
 from engine.structured_output.validator import GrammarValidator
 from engine.tokenization.no_tokenizer import load_tokenizer

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.errors import RequestError
 from engine.frontend.request_output import PositionLogprobs, RequestOutput
-from engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from engine.records.sampling_params import MAX_LOGPROBS, SamplingParams
 
 MAX_BEAMS = MAX_LOGPROBS // 2
 """Maximum number of beams. Twice as many candidates are considered per beam, because some of them may end

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.sampling_params import SamplingParams
-from engine.structured_output.params import ReasoningSpan
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import ReasoningSpan
 from engine.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
-from engine.lora import Adapter
+from engine.records.adapters import Adapter
 
 T = TypeVar("T")
 

@@ -12,15 +12,15 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ConfigError, ContextLengthError, RequestError
 from engine.frontend.pooling_inputs import PLACEHOLDER_PARAMS, for_what_the_model_does
-from engine.kv_transfer.messages import KVLeaseOrder
-from engine.messages import NO_CONTEXT, EngineCoreRequest, EngineReady, RequestContext
-from engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams, check_vocabulary
+from engine.records.kv_transfer import KVLeaseOrder
+from engine.records.messages import NO_CONTEXT, EngineCoreRequest, EngineReady, RequestContext
+from engine.records.sampling_params import MAX_LOGIT_BIAS, SamplingParams, check_vocabulary
+from engine.records.structured_outputs import StructuredOutputsParams, ThinkingLimit
 from engine.structured_output.backend import TokenTable
 from engine.structured_output.compiler import GrammarCheck, GrammarCompiler
-from engine.structured_output.params import StructuredOutputsParams, ThinkingLimit
 from engine.tokenization.no_tokenizer import needs_tokenizer
 from engine.tokenization.prompt_encoder import extreme_tokens
 from engine.tokenization.tokenizer import Tokenizer

@@ -16,9 +16,9 @@ from uuid import uuid4
 
 import msgspec
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import RequestError
-from engine.kv_transfer.messages import KVLeased, KVLeaseOrder, KVTransfer, RemotePrefix
+from engine.records.kv_transfer import KVLeased, KVLeaseOrder, KVTransfer, RemotePrefix
 
 FIELD = "kv_transfer_params"
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")

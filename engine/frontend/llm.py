@@ -10,13 +10,19 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from engine.config import (
+from engine.config.engine_config import (
     CacheConfig,
     EngineConfig,
     ModelConfig,
     SchedulerConfig,
     TraceConfig,
 )
+from engine.config.kv_events import read_kv_events_config
+from engine.config.kv_transfer import read_kv_transfer_config
+from engine.config.lora import read_lora_config
+from engine.config.media import MediaConfig, picture_limits
+from engine.config.pooling import read_pooling_config
+from engine.config.speculative import read_speculative_config
 from engine.core.policy import PolicyFactory, fcfs
 from engine.core.scheduler_report import SchedulerStatistics
 from engine.errors import ConfigError, RequestError
@@ -28,18 +34,13 @@ from engine.frontend.picture_inputs import PictureInputs
 from engine.frontend.pooling_methods import PoolingMethods
 from engine.frontend.prompts import GivenPrompt, Prompt, PromptInput, as_inputs, as_prompts
 from engine.frontend.request_output import RequestOutput
-from engine.kv_events_config import read_kv_events_config
-from engine.kv_transfer.config import read_kv_transfer_config
 from engine.kv_transfer.offloading import with_offloading
-from engine.lora import Adapter, LoRARequest, find_adapter, read_lora_config
-from engine.media.config import MediaConfig, picture_limits
 from engine.media.store import PictureLease
-from engine.messages import EngineCoreRequest, JobRef, RequestContext
 from engine.model_executor import model_executor
 from engine.policy_loader import load_policy
-from engine.pooling.config import read_pooling_config
-from engine.sampling_params import RequestOutputKind, SamplingParams
-from engine.speculative_config import read_speculative_config
+from engine.records.adapters import Adapter, LoRARequest, find_adapter
+from engine.records.messages import EngineCoreRequest, JobRef, RequestContext
+from engine.records.sampling_params import RequestOutputKind, SamplingParams
 from engine.tokenization.content_format import CONTENT_FORMATS, ContentFormat
 from engine.tokenization.tokenization_options import TokenizationOptions, read_tokenization_kwargs
 from engine.tokenization.tokenizer import Tokenizer
@@ -100,7 +101,7 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
 
 
 class LLM(PoolingMethods):
-    """A model, ready to generate or pool. Options are the fields of the config records: ``engine.config``."""
+    """A model, ready to generate or pool. Options are the fields of the records in ``engine.config``."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from engine.clock import MonotonicClock
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.policy import PolicyFactory
 from engine.core.scheduler_report import SchedulerStatistics
 from engine.core_process.client_protocols import SyncCoreClient
@@ -21,10 +21,10 @@ from engine.frontend.kv_transfer import KVTransferDoor
 from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.stats import IterationStats
-from engine.lora import Adapter
-from engine.messages import NO_CONTEXT, EngineCoreRequest, RequestContext
-from engine.reported_stats import SchedulerStats
-from engine.sampling_params import SamplingParams
+from engine.records.adapters import Adapter
+from engine.records.messages import NO_CONTEXT, EngineCoreRequest, RequestContext
+from engine.records.reported_stats import SchedulerStats
+from engine.records.sampling_params import SamplingParams
 from engine.tokenization.no_tokenizer import load_tokenizer
 
 T = TypeVar("T")

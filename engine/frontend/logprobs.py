@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.frontend.request_output import PositionLogprobs, TokenLogprob
-from engine.messages import TokenLogprobs
+from engine.records.messages import TokenLogprobs
 from engine.tokenization.tokenizer import Tokenizer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from engine.frontend.request_output import RequestOutput
-from engine.sampling_params import RequestOutputKind
+from engine.records.sampling_params import RequestOutputKind
 
 
 class RequestOutputCollector:

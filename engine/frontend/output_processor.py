@@ -24,11 +24,17 @@ from engine.frontend.output_collector import RequestOutputCollector
 from engine.frontend.parallel_sampling import ParentRequest
 from engine.frontend.request_output import CompletionOutput, PositionLogprobs, RequestOutput
 from engine.frontend.stats import IterationStats, RequestStats, finished_request_stats
-from engine.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, TokenLogprobs, TurnReceipt
-from engine.pooling.params import Pooled
-from engine.routed_experts import ExpertArray, RoutedExperts
-from engine.row_failures import processing_failed
-from engine.sampling_params import RequestOutputKind
+from engine.records.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    TokenLogprobs,
+    TurnReceipt,
+)
+from engine.records.pooling import Pooled
+from engine.records.routed_experts import ExpertArray, RoutedExperts
+from engine.records.row_failures import processing_failed
+from engine.records.sampling_params import RequestOutputKind
 from engine.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from engine.frontend.request_output import CompletionOutput, PositionLogprobs
-from engine.messages import EngineCoreRequest, TurnReceipt
-from engine.sampling_params import RequestOutputKind
+from engine.records.messages import EngineCoreRequest, TurnReceipt
+from engine.records.sampling_params import RequestOutputKind
 
 
 class ParentRequest:

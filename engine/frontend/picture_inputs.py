@@ -11,17 +11,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.config.media import MediaConfig
 from engine.errors import EngineGenerateError, RequestError
 from engine.frontend.prompts import PromptInput
-from engine.media.config import MediaConfig
 from engine.media.limits import PictureFault, PixelsFailure
-from engine.media.picture import PictureModel
 from engine.media.placeholders import Placeholders
 from engine.media.reader import AskedPicture, PictureReader, can_decode
 from engine.media.resizing import fitted_size
 from engine.media.sources import InlinePicture, RemotePicture, check_file, is_picture
 from engine.media.store import PictureLease, StoredPicture
-from engine.messages import MediaSpan
+from engine.records.messages import MediaSpan
+from engine.records.picture import PictureModel
 from engine.tokenization.picture_parts import PICTURE_PART
 from engine.tokenization.tokenizer import Tokenizer
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from engine.errors import ConfigError, ContextLengthError, RequestError
-from engine.messages import EngineReady, RequestContext
-from engine.pooling.params import WHOLE_PROMPT_TASKS, PoolingModel
-from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.records.messages import EngineReady, RequestContext
+from engine.records.pooling import WHOLE_PROMPT_TASKS, PoolingModel
+from engine.records.sampling_params import RequestOutputKind, SamplingParams
 from engine.tokenization.no_tokenizer import needs_tokenizer
 from engine.tokenization.pair_template import PairTemplate
 from engine.tokenization.tokenizer import Tokenizer

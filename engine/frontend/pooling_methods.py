@@ -16,9 +16,9 @@ from engine.frontend.llm_engine import LLMEngine
 from engine.frontend.pooling_inputs import PLACEHOLDER_PARAMS, PoolingInputs, model_that_pools
 from engine.frontend.prompts import Prompt, as_prompts
 from engine.frontend.request_output import RequestOutput
-from engine.lora import Adapter, LoRARequest
-from engine.messages import EngineCoreRequest, RequestContext
-from engine.pooling.params import PoolingParams, PoolingTask
+from engine.records.adapters import Adapter, LoRARequest
+from engine.records.messages import EngineCoreRequest, RequestContext
+from engine.records.pooling import PoolingParams, PoolingTask
 from engine.tokenization.tokenization_options import read_tokenization_kwargs
 
 Array = npt.NDArray[np.float32]

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.frontend.stats import RequestStats
-from engine.messages import TurnReceipt
-from engine.pooling.params import Pooled
-from engine.routed_experts import ExpertArray
+from engine.records.messages import TurnReceipt
+from engine.records.pooling import Pooled
+from engine.records.routed_experts import ExpertArray
 
 
 @dataclass(slots=True)

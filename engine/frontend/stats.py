@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.reported_stats import SchedulerStats
+from engine.records.reported_stats import SchedulerStats
 
 
 @dataclass(slots=True)

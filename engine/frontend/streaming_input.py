@@ -18,8 +18,8 @@ import msgspec
 
 from engine.errors import RequestError
 from engine.frontend.request_output import RequestOutput
-from engine.messages import JobRef, RequestContext
-from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.records.messages import JobRef, RequestContext
+from engine.records.sampling_params import RequestOutputKind, SamplingParams
 from engine.tokenization.prompt_encoder import ContinuedTokens
 
 KEPT_S = 60.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.config import CacheConfig
+from engine.config.engine_config import CacheConfig
+from engine.config.kv_transfer import KVTransferConfig
 from engine.errors import ConfigError
-from engine.kv_transfer.config import KVTransferConfig
 
 
 def with_offloading(cache: CacheConfig, kv_transfer: KVTransferConfig | None) -> CacheConfig:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.errors import RequestError
-from engine.media.picture import PictureModel
-from engine.messages import MediaSpan
+from engine.records.messages import MediaSpan
+from engine.records.picture import PictureModel
 
 MAX_HASH_CHARS = 200
 

@@ -19,9 +19,9 @@ from engine.media.decoder_process import (
     DecodeOrder,
 )
 from engine.media.limits import PictureFault, PixelsFailure
-from engine.media.picture import PictureModel
 from engine.process.limited_child import read_message, write_message
 from engine.process.spawn import spawn_command
+from engine.records.picture import PictureModel
 
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG")
 """The only environment variables that the process gets: others may hold secrets."""

@@ -11,8 +11,8 @@ import sys
 import msgspec
 
 from engine.media.limits import PictureFault
-from engine.media.picture import PictureModel
 from engine.process.limited_child import limit_memory, read_message, write_message
+from engine.records.picture import PictureModel
 
 TIME_LIMIT_S = 10.0
 """Maximum CPU time for one picture, in seconds."""

@@ -11,8 +11,8 @@ from io import BytesIO
 from PIL import Image, WebPImagePlugin  # noqa: F401  # loaded before memory is limited
 
 from engine.media.limits import MAX_PIXELS, PictureFault, too_many_pixels
-from engine.media.picture import PictureModel
 from engine.media.resizing import check_ratio, fitted_size
+from engine.records.picture import PictureModel
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """The allowed formats. Decoders of other formats never run, whatever the file begins with."""

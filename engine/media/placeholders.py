@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engine.errors import RequestError
-from engine.media.picture import PictureModel
 from engine.media.store import StoredPicture
-from engine.messages import MediaSpan
+from engine.records.messages import MediaSpan
+from engine.records.picture import PictureModel
 from engine.tokenization.parted_text import PartedText
 from engine.tokenization.picture_parts import with_picture_texts
 from engine.tokenization.tokenizer import Tokenizer

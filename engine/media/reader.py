@@ -11,9 +11,8 @@ from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from engine.media.config import MediaConfig
+from engine.config.media import MediaConfig
 from engine.media.limits import PictureFault
-from engine.media.picture import PictureModel
 from engine.media.sources import (
     InlinePicture,
     Part,
@@ -25,6 +24,7 @@ from engine.media.sources import (
 )
 from engine.media.store import PictureLease, PictureStore, StoredPicture
 from engine.process.fair_threads import FairThreads
+from engine.records.picture import PictureModel
 
 if TYPE_CHECKING:
     from engine.media.downloads import PictureDownloads

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from engine.media.limits import PictureFault
-from engine.media.picture import PictureModel
+from engine.records.picture import PictureModel
 
 MAX_ASPECT_RATIO = 200
 """Maximum ratio of a picture's sides; Qwen's processors refuse longer pictures, too."""

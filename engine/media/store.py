@@ -24,9 +24,9 @@ import msgspec
 
 from engine.media.decoder import PictureDecoder
 from engine.media.limits import PictureFault, PixelsFailure
-from engine.media.picture import PictureModel, Pixels
 from engine.process.fair_threads import FairThreads
 from engine.process.private_folder import make_private_folder, remove_private_folder
+from engine.records.picture import PictureModel, Pixels
 
 _SHUTTING_DOWN = "The server is shutting down."
 MAX_KNOWN = 16384

@@ -7,8 +7,8 @@ import time
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from engine.lora import name_of
-from engine.reported_stats import LoRAStats
+from engine.records.adapters import name_of
+from engine.records.reported_stats import LoRAStats
 
 
 class LoRAMetrics:

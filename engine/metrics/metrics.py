@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from engine.frontend.stats import IterationStats
-from engine.messages import TurnReceipt
 from engine.metrics.buckets import token_buckets
 from engine.metrics.lora_metrics import LoRAMetrics
 from engine.metrics.metric import Kind, Metric, Value
@@ -31,7 +30,8 @@ from engine.metrics.table import (
     VIEWERS,
     VOLATILE_TEXTS,
 )
-from engine.reported_stats import JobStats, SchedulerStats
+from engine.records.messages import TurnReceipt
+from engine.records.reported_stats import JobStats, SchedulerStats
 
 LABELS = ("model_name", "engine")
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from engine.frontend.stats import IterationStats
 from engine.metrics.metrics import Metrics
-from engine.reported_stats import SchedulerStats
+from engine.records.reported_stats import SchedulerStats
 
 
 class ServerMetrics:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from engine.core.policy import PinEnd
 from engine.frontend.stats import FinishedRequestStats, IterationStats
-from engine.messages import FinishReason, TurnReceipt
 from engine.metrics.buckets import (
     BLOCK_LIFE_BUCKETS_S,
     GAP_BUCKETS_S,
@@ -20,7 +19,8 @@ from engine.metrics.buckets import (
     TURN_BUCKETS,
 )
 from engine.metrics.metric import Metric, counter, gauge, histogram
-from engine.reported_stats import (
+from engine.records.messages import FinishReason, TurnReceipt
+from engine.records.reported_stats import (
     BlockLives,
     ContinuedStats,
     JobEnd,

@@ -10,8 +10,8 @@ import subprocess
 import threading
 from collections.abc import Callable
 
-from engine.process.lessons import Lesson, ModelLearned
 from engine.process.spawn import spawn_command, spawn_input
+from engine.records.lessons import Lesson, ModelLearned
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.errors import RequestError
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from engine.structured_output.grammar_text import grammar_text
-from engine.structured_output.params import StructuredOutputsParams
 from engine.structured_output.text_ends import can_end
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from engine.core.outputs import NO_MASKS, TokenMasks
 from engine.core.token_grammar import TokenGrammar
-from engine.row_failures import processing_failed
+from engine.records.row_failures import processing_failed
 from engine.structured_output.backend import GrammarBackend, MatcherGrammar
 from engine.structured_output.compiler import GrammarCompiler
 from engine.structured_output.thinking_budget import ThinkingBudget

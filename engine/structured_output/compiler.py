@@ -11,11 +11,11 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from engine.core.token_grammar import TokenGrammar
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from engine.structured_output.backend import CompiledGrammar, GrammarBackend, TokenTable
 from engine.structured_output.enforceable import enforceable
 from engine.structured_output.future_cache import FutureCache, resolve, uncancellable
-from engine.structured_output.params import StructuredOutputsParams
 from engine.structured_output.thinking_budget import with_budget
 
 MAX_REMEMBERED = 64

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import RequestError
-from engine.structured_output.params import StructuredOutputsParams, ToolArguments
+from engine.records.structured_outputs import StructuredOutputsParams, ToolArguments
 
 Compile = Callable[[StructuredOutputsParams], object]
 """Raises RequestError if these parameters cannot be enforced."""

@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.errors import RequestError
-from engine.structured_output.params import ReasoningSpan, StructuredOutputsParams
+from engine.records.structured_outputs import ReasoningSpan, StructuredOutputsParams
 from engine.structured_output.structural_tag import structural_tag_grammar
 from engine.tool_parsers.forced import escaped, without
 

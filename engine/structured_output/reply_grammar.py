@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from engine.errors import RequestError
-from engine.structured_output.params import ReasoningSpan, StructuredOutputsParams, ToolArguments
+from engine.records.structured_outputs import ReasoningSpan, StructuredOutputsParams, ToolArguments
 from engine.tool_parsers.forced import CallGrammar
 from engine.tool_parsers.formats import ReplyFormat
 from engine.tool_parsers.parameters import Tool

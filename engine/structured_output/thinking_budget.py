@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from copy import copy
 
 from engine.core.token_grammar import TokenGrammar
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import ThinkingLimit
 from engine.structured_output.backend import MatcherGrammar
-from engine.structured_output.params import ThinkingLimit
 
 MAX_BEFORE = 4
 """Maximum number of tokens, which is white space, before reasoning that the answer opens itself."""

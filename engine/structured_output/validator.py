@@ -14,10 +14,10 @@ import msgspec
 
 from engine.errors import RequestError, TryAgainError
 from engine.process.limited_child import limit_memory, read_message, write_message
+from engine.records.structured_outputs import StructuredOutputsParams
 from engine.structured_output.backend import GrammarBackend, TokenTable
 from engine.structured_output.enforceable import enforceable, without_lenient_schemas
 from engine.structured_output.future_cache import FutureCache
-from engine.structured_output.params import StructuredOutputsParams
 
 TIME_LIMIT_S = 3.0
 """Maximum CPU seconds for one grammar."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import RequestError
 from engine.tokenization.content_format import ContentFormat
 from engine.tokenization.tokenizer import Message, Tokenizer

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ModelLoadError, RequestError
 from engine.process.hub import hub_answers
 from engine.tokenization.chat_template import ChatTemplate, ContentShape

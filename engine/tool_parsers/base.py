@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import uuid4
 
-from engine.messages import ToolCall
+from engine.records.messages import ToolCall
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 
-from engine.messages import ToolCall
+from engine.records.messages import ToolCall
 
 _BLOCK = re.compile(r"^```(?:bash|mswea_bash_command)[ \t]*\r?\n(.*?)\r?\n```", re.DOTALL | re.MULTILINE)
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from engine.messages import JobStatus
+from engine.records.messages import JobStatus
 from tracing.events import JobEvent, PinEvent
 
 SHARED = 1

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
+from engine.config.parallel import ranks_per_core
 from engine.errors import ConfigError
-from engine.parallel_config import ranks_per_core
 from engine.worker.cpu.cores import AFFINITY_VARIABLES, share_of_cores
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"

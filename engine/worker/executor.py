@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.offload.disk_tier import max_disk_writes
 from engine.core.outputs import SchedulerOutput
 from engine.errors import EngineError, RequestError
 from engine.executor import ModelInfo, PendingOutput
-from engine.kv_cache_groups import KVCacheGroup
-from engine.routed_experts import RoutedExpertsSpec
+from engine.records.kv_cache_groups import KVCacheGroup
+from engine.records.routed_experts import RoutedExpertsSpec
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.layer_places import LayerPlaces

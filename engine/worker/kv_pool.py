@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 import torch
 
-from engine.config import CacheConfig, EngineConfig
+from engine.config.engine_config import CacheConfig, EngineConfig
 from engine.core.steps_in_flight import max_steps
 from engine.errors import ModelLoadError
 from engine.worker.attention.kv_cache import KvCacheSpec

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from engine.config import CacheConfig
+from engine.config.engine_config import CacheConfig
 from engine.errors import ConfigError
-from engine.kv_cache_groups import KVCacheGroup, groups_of, num_slots, one_group
+from engine.records.kv_cache_groups import KVCacheGroup, groups_of, num_slots, one_group
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
 

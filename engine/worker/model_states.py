@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.config import CacheConfig, EngineConfig
+from engine.config.engine_config import CacheConfig, EngineConfig
 from engine.core.outputs import SchedulerOutput
 from engine.errors import ConfigError
-from engine.kv_cache_groups import KVCacheGroup
+from engine.records.kv_cache_groups import KVCacheGroup
 from engine.worker.attention.backend import IntArray
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.models.base import CausalModel

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.worker.attention.backend import AttentionBackend, AttentionBatch, IntArray
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from engine.core.outputs import PromptLogprobs
-from engine.messages import TokenLogprobs
+from engine.records.messages import TokenLogprobs
 from engine.worker.attention.backend import IntArray
 from engine.worker.request_rows import StepRows
 from engine.worker.sampler import ranked_logprobs

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.core.outputs import CachedRequestData, NewRequestData, SchedulerOutput
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.attention.backend import IntArray
 from engine.worker.sampling_batch import BoolArray, SamplingBatch, SamplingTable
 

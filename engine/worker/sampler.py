@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.messages import TokenLogprobs
-from engine.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED, processing_failed
-from engine.sampling_params import SamplingParams
+from engine.records.messages import TokenLogprobs
+from engine.records.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED, processing_failed
+from engine.records.sampling_params import SamplingParams
 from engine.worker.attention.backend import IntArray
 from engine.worker.sampling_batch import SamplingBatch
 

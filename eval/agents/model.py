@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from engine.messages import TurnReceipt
+from engine.records.messages import TurnReceipt
 from eval.load.client import TurnFailedError
 
 Message = dict[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from engine.messages import TurnReceipt
+from engine.records.messages import TurnReceipt
 from eval.agents.model import Call, ModelReply
 
 MAX_LINES = 4

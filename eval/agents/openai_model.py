@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.messages import TurnReceipt
+from engine.records.messages import TurnReceipt
 from eval.agents.model import Message, ModelReply, OnText, ReplyBuilder, Sampling, Schema
 from eval.errors import EvalError, ServerGoneError
 from eval.load.client import TIMEOUT_S, TurnFailedError

@@ -8,7 +8,7 @@ from continuum.jobs.job import BranchTip, Turn
 from continuum.retention.pins import PinTable
 from engine.core.policy import Pin, PinEnd, PolicyContext
 from engine.core.request import Request
-from engine.messages import ToolCall
+from engine.records.messages import ToolCall
 from eval.baselines.program import ProgramPolicy
 
 GRACE_S = 1.0

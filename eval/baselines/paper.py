@@ -16,7 +16,7 @@ from continuum.queueing.order import waiting_key
 from continuum.retention.ttl import PaperRule, TtlInputs
 from engine.core.policy import Pin, PolicyContext, WaitingKey
 from engine.core.request import Request
-from engine.messages import ToolCall
+from engine.records.messages import ToolCall
 from estimator.tool_key import ToolKey
 from eval.baselines.holding import GRACE_S, RetainingPolicy
 from eval.baselines.knowledge import Knowledge

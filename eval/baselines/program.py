@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from continuum.jobs.job import BlockChain, BranchTip, Job, JobTable, Turn
 from engine.core.policy import FcfsPolicy, Pin, PolicyContext, WaitingKey
 from engine.core.request import Request
-from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, TurnReceipt
+from engine.records.messages import JobFinished, Signal, ToolCall, ToolGapStarted, TurnReceipt
 
 MAX_PROGRAMS = 10_000
 PROGRAM_IDLE_S = 3600.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from continuum.jobs.job import BranchTip, Turn
 from continuum.learning.tool_gaps import MeanGaps, tool_name
 from engine.core.policy import PolicyContext
-from engine.messages import ToolCall
+from engine.records.messages import ToolCall
 from estimator.tool_key import ToolKey
 from eval.baselines.holding import RetainingPolicy
 

@@ -11,7 +11,7 @@ from continuum.policy import ContinuumPolicy
 from continuum.queueing.order import COLD, WARM, JobRanks
 from engine.core.policy import Pin, PolicyContext, SchedulingPolicy, WaitingKey
 from engine.core.request import Request
-from engine.messages import ToolCall
+from engine.records.messages import ToolCall
 from estimator.survival import SurvivalCurve
 from estimator.tool_key import ToolKey
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.kv_cache_groups import attention_groups, num_blocks_held
+from engine.records.kv_cache_groups import attention_groups, num_blocks_held
 from eval.errors import UsageError
 from eval.sim.hardware import parameter_bytes
 from eval.sim.kv_sizes import KvSizes

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import httpx
 import msgspec
 
-from engine.messages import TurnReceipt
+from engine.records.messages import TurnReceipt
 from eval.errors import UNREADABLE, ServerError, ServerGoneError
 from eval.load.server_metrics import ServerMetrics
 from eval.load.server_type import Identity, Message, ServerType, TurnRequest, server_type_of

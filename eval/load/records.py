@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine.messages import TurnReceipt
-from engine.reported_stats import SpecDecodingStats
+from engine.records.messages import TurnReceipt
+from engine.records.reported_stats import SpecDecodingStats
 from eval.errors import UNREADABLE, ResultError
 
 

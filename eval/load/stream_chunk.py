@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from engine.messages import TurnReceipt
+from engine.records.messages import TurnReceipt
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import msgspec
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from eval.load.records import Occupancy, told
 from eval.report.intervals import Estimate, mean_interval, ratio_interval
 from eval.report.metrics import RunResult

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from eval.arguments import add_processes, amount, count, given_flags, numbers, positive, share, whole
 from eval.baselines.catalog import ablation_names, parse_policies, policy_names
 from eval.errors import UsageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.kv_cache_groups import KVCacheGroup, attention_groups, num_blocks_held, num_slots
+from engine.records.kv_cache_groups import KVCacheGroup, attention_groups, num_blocks_held, num_slots
 
 
 @dataclass(frozen=True, slots=True)

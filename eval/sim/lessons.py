@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.process.lessons import ModelLearned
+from engine.records.lessons import ModelLearned
 from eval.sim.replicas.replica import SimReplica
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.kv_cache_groups import KVCacheGroup, groups_of, num_slots
+from engine.records.kv_cache_groups import KVCacheGroup, groups_of, num_slots
 
 _STATE_VALUE_BYTES = 4
 """Recurrent states are in fp32."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.kv_cache_groups import max_blocks_held
+from engine.records.kv_cache_groups import max_blocks_held
 from eval.errors import UsageError, WorkloadError
 from eval.workloads.job import Job
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.policy import PolicyContext
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from eval.errors import UsageError
 from eval.sim.cost_model import StepCost
 from eval.sim.drafts import DraftCounts

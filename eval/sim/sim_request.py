@@ -6,8 +6,8 @@ from typing import cast
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
-from engine.messages import JobRef
-from engine.sampling_params import SamplingParams
+from engine.records.messages import JobRef
+from engine.records.sampling_params import SamplingParams
 
 TOKEN_IDS = [0]
 """The sampled tokens of a request in every simulated step."""

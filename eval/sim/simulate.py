@@ -18,9 +18,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.errors import EngineError
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from eval.baselines.catalog import parse_policy
 from eval.baselines.knowledge import NamedPolicy
 from eval.errors import EvalError, HardwareError, UsageError

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from engine.messages import (
+from engine.records.messages import (
     EngineCoreOutput,
     FinishReason,
     JobFinished,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from tracing.events import TraceHeader
 
 

@@ -14,14 +14,14 @@ import msgspec
 from engine.api.app import create_app
 from engine.api.config import AccessConfig, ServerConfig
 from engine.api.service.server import Server
+from engine.config.media import MediaConfig
 from engine.core.policy import fcfs
 from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import CoreProcess
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.llm import engine_config
-from engine.media.config import MediaConfig
-from engine.media.picture import PictureModel
+from engine.records.picture import PictureModel
 from engine.testing import FakeExecutorFactory
 from tests.media.picture_folder import VOCAB_SIZE
 from tests.media.templates import WITH_TOOLS

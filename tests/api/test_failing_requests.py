@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.config import ModelConfig
-from engine.row_failures import NOT_NUMBERS, NOTHING_ALLOWED
+from engine.config.engine_config import ModelConfig
+from engine.records.row_failures import NOT_NUMBERS, NOTHING_ALLOWED
 from engine.tokenization.tokenizer import Tokenizer
 from tests.api.server import running_server
 from tests.broken_models import with_poisoned_token

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from tests.api.test_kv_events import BLOCK, Event, Ports, cached, sequence_to
 from tests.processes.event_subscriber import free_ports
 

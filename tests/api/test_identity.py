@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 
 from engine.api.service.identity import MAX_ID_CHARS, ClientIdentity, identify
 from engine.errors import RequestError
-from engine.messages import JobRef
+from engine.records.messages import JobRef
 
 SESSION = "0f5ae2b1-3a52-4a1c-9d0e-6d1f8f4f2a10"
 OLD_USER_ID = f"user_1c2d_account__session_{SESSION}"

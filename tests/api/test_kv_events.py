@@ -17,7 +17,7 @@ import pytest
 from continuum.cli.main import main
 from engine.errors import ConfigError, ModelLoadError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from tests.api.server import running_server
 from tests.api.test_chat import TOOL
 from tests.api.test_jobs_endpoints import call, signal

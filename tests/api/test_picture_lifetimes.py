@@ -15,8 +15,8 @@ import pytest_asyncio
 from engine.api.config import AccessConfig, ServerConfig
 from engine.api.processes.listener import bound_socket
 from engine.api.processes.startup_messages import say_ready
-from engine.media.config import MediaConfig
-from engine.media.picture import PictureModel
+from engine.config.media import MediaConfig
+from engine.records.picture import PictureModel
 from engine.testing import FakeExecutorFactory
 from tests.api.picture_site import PictureSite, picture_site
 from tests.media.picture_folder import folder_with_pictures

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from engine.api.prompt.appended_chat import HistoryShape
 from engine.api.prompt.prompts import ChatPrompt, PromptSoFar
-from engine.media.picture import PictureModel
+from engine.records.picture import PictureModel
 from tests.api.picture_site import PictureSite, limited, picture_site
 from tests.media.picture_folder import folder_with_pictures
 from tests.media.pictures import data_url, flat_png, image_block, image_url, png

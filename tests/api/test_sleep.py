@@ -13,8 +13,8 @@ import pytest
 
 from engine.errors import RequestError
 from engine.frontend.llm import LLM
-from engine.lora import LoRARequest
-from engine.sampling_params import SamplingParams
+from engine.records.adapters import LoRARequest
+from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import Server, posting, running_server
 from tests.worker.generation import Reference

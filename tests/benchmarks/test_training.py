@@ -16,7 +16,7 @@ from benchmarks.agent_model.network import PIECE, Network, NetworkShape
 from benchmarks.agent_model.tokenizer import rendered
 from benchmarks.agent_model.train import main
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow
 

@@ -20,13 +20,13 @@ from zlib import crc32
 
 import msgspec
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.policy import FcfsPolicy, PriorityPolicy
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.step import Step
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 
 POLICIES = {"fcfs": FcfsPolicy, "priority": PriorityPolicy}
 

@@ -9,7 +9,7 @@ from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy
 from engine.core.policy import PolicyContext
 from engine.core.request import Request
-from engine.messages import JobRef, ToolCall, ToolGapStarted, TurnReceipt
+from engine.records.messages import JobRef, ToolCall, ToolGapStarted, TurnReceipt
 from tests.core.engine_room import EngineRoom
 from tracing.tracer import Tracer
 

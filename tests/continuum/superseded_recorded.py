@@ -13,7 +13,7 @@ from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.policy import PinEnd, PolicyContext
-from engine.messages import JobRef, ToolCall, ToolGapStarted
+from engine.records.messages import JobRef, ToolCall, ToolGapStarted
 from eval.sim.block_chains import BlockNames, JobChain
 from eval.sim.sim_request import SimRequest
 from eval.workloads.catalog import load_jobs

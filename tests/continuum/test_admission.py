@@ -9,8 +9,8 @@ import pytest
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy
 from engine.core.policy import PolicyContext
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
-from engine.messages import ToolCall, ToolGapStarted
+from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.records.messages import ToolCall, ToolGapStarted
 from tests.core.engine_room import EngineRoom
 from tracing.events import JobEvent, TraceEvent
 from tracing.tracer import Tracer

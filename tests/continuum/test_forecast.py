@@ -17,8 +17,8 @@ from continuum.policy import ContinuumPolicyFactory
 from continuum.queueing.order import RANKED_PER_STEP, IncrementalRerank
 from engine.core.policy import PolicyContext
 from engine.core.request import Request
-from engine.messages import ToolCall, ToolGapStarted
-from engine.sampling_params import SamplingParams
+from engine.records.messages import ToolCall, ToolGapStarted
+from engine.records.sampling_params import SamplingParams
 from eval.report.results import read_results
 from tests.core.engine_room import EngineRoom
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from continuum.learning import gap_corrections
-from engine.messages import TurnReceipt
-from engine.process.lessons import ModelLearned
+from engine.records.lessons import ModelLearned
+from engine.records.messages import TurnReceipt
 from estimator.learned.call_history import FEATURES, PastCall, log_of
 from estimator.learned.duration_model import DurationModel
 from estimator.learned.models import encode_model

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.core.request import RequestStatus
-from engine.messages import JobFinished
-from engine.reported_stats import JobStats
+from engine.records.messages import JobFinished
+from engine.records.reported_stats import JobStats
 from tests.continuum.job_room import JobRoom
 
 TASK = [3] * 40

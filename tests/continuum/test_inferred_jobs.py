@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.request import RequestStatus
-from engine.messages import JobFinished
+from engine.records.messages import JobFinished
 from tests.continuum.job_room import JobRoom
 from tracing.events import JobEvent, PrefixCacheEvent, TraceEvent, TraceHeader
 from tracing.invariants import all_checks

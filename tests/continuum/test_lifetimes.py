@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from continuum.retention.ttl import at_least_as_asked
-from engine.messages import JobRef, TurnReceipt
+from engine.records.messages import JobRef, TurnReceipt
 from tests.continuum.test_policy import make_room
 from tests.continuum.test_price_rule import INPUTS, RULE
 from tests.core.engine_room import EngineRoom

@@ -12,7 +12,7 @@ from continuum.policy import ContinuumPolicy, ContinuumPolicyFactory
 from engine.core.policy import PolicyContext
 from engine.core.request import RequestStatus
 from engine.errors import ConfigError
-from engine.messages import JobFinished, ToolCall, ToolGapStarted, TurnReceipt
+from engine.records.messages import JobFinished, ToolCall, ToolGapStarted, TurnReceipt
 from tests.core.engine_room import EngineRoom
 from tracing.events import JobEvent, PinEvent, TraceEvent
 from tracing.reader import read_trace

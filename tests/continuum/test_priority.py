@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.core.request import Request
-from engine.messages import JobRef
+from engine.records.messages import JobRef
 from tests.continuum.job_room import JobRoom
 
 LONG_S = 600.0

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from continuum.learning.remaining_work import MIN_NEW_JOBS
-from engine.process.lessons import ModelLearned
+from engine.records.lessons import ModelLearned
 from estimator.learned.job_history import PLAIN_FEATURES, PastJob
 from estimator.learned.models import encode_model
 from estimator.learned.trees import LEAF, ModelError, Trees

@@ -13,7 +13,7 @@ from continuum.jobs.shared_prefixes import SharedPrefixes, landmarks_of
 from continuum.policy import ContinuumPolicy
 from engine.core.policy import PolicyContext
 from engine.core.request import RequestStatus
-from engine.messages import JobRef, ToolCall, ToolGapStarted, ToolSignal, ToolState, TurnReceipt
+from engine.records.messages import JobRef, ToolCall, ToolGapStarted, ToolSignal, ToolState, TurnReceipt
 from tests.continuum.job_room import BLOCK, JobRoom
 from tests.core.engine_room import EngineRoom
 from tracing.events import JobEvent, PinEvent, TraceEvent, TraceHeader

@@ -12,7 +12,7 @@ from continuum.jobs.job import BlockChain, BranchTip, Job
 from continuum.retention.pins import PinTable
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.policy import Pin
-from engine.messages import TurnReceipt
+from engine.records.messages import TurnReceipt
 from tests.continuum.job_room import BLOCK, JobRoom
 
 LONG_S = 600.0

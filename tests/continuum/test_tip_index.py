@@ -13,8 +13,8 @@ from continuum.jobs.job import BlockChain, BranchTip, Job
 from continuum.jobs.tip_index import MAX_WITH_SAME_PROMPT, TipIndex
 from engine.core.kv_cache.block_hash import BlockHasher
 from engine.core.request import Request
-from engine.messages import JobRef
-from engine.sampling_params import SamplingParams
+from engine.records.messages import JobRef
+from engine.records.sampling_params import SamplingParams
 
 BLOCK = 16
 SYSTEM = list(range(5000, 5096))

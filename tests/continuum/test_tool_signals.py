@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.messages import BranchStatus, ToolSignal, ToolState
+from engine.records.messages import BranchStatus, ToolSignal, ToolState
 from tests.continuum.job_room import JobRoom
 
 PROMPT = list(range(100, 196))

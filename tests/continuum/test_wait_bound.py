@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.request import Request
-from engine.messages import JobRef
+from engine.records.messages import JobRef
 from tests.continuum.job_room import BLOCK, JobRoom
 
 MAX_WAIT_S = 5.0

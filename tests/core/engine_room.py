@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from engine.clock import ManualClock
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.offload.disk_tier import DiskLevel
 from engine.core.offload.offloading_connector import OffloadingConnector
@@ -17,11 +17,11 @@ from engine.core.policy import FcfsPolicy, SchedulingPolicy
 from engine.core.request import KnownPrefix, Request
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
-from engine.messages import EngineCoreOutput, JobRef, MediaSpan
-from engine.row_failures import NOT_NUMBERS
-from engine.sampling_params import SamplingParams
-from engine.structured_output.params import StructuredOutputsParams
+from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.records.messages import EngineCoreOutput, JobRef, MediaSpan
+from engine.records.row_failures import NOT_NUMBERS
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from tests.core.kv_memory import KvMemory, LoadFate, Work, at_once
 from tests.core.worker_pictures import WorkerPictures
 from tests.core.worker_rows import WorkerRows

@@ -10,7 +10,7 @@ import msgspec
 
 from engine.core.kv_cache.block_hash import ROOT_HASH
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
-from engine.kv_events import (
+from engine.records.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,

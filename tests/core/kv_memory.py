@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine.core.kv_cache.block_hash import BlockHash, BlockHasher
 from engine.core.outputs import BlockCopies, KVLoad, SchedulerOutput
 from engine.core.request import Request
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, attention_groups, blocks_per_state
+from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, attention_groups, blocks_per_state
 
 LoadFate = Callable[[], tuple[int, bool]]
 """Returns the steps until a load ends (0: within its step), and whether it succeeds."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.request import Request
-from engine.lora import Adapter
+from engine.records.adapters import Adapter
 from tests.core.engine_room import EngineRoom
 
 Requests = st.lists(st.tuples(st.sampled_from((None, "a", "b", "c", "d")), st.integers(1, 12)), max_size=30)

@@ -7,7 +7,7 @@ import pytest
 from continuum.policy import ContinuumPolicyFactory
 from engine.core.policy import Pin, PinEnd, PolicyContext, StalePrefix
 from engine.core.request import Request
-from engine.kv_cache_groups import KVCacheGroup, groups_of
+from engine.records.kv_cache_groups import KVCacheGroup, groups_of
 from eval.trace.analysis.pinned_tokens import pinned_tokens
 from eval.trace.recorded_groups import recorded_groups
 from tests.core.engine_room import EngineRoom

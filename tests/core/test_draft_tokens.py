@@ -7,7 +7,7 @@ import pytest
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import RequestStatus
 from engine.core.scheduler_report import PauseState
-from engine.messages import FinishReason, JobRef
+from engine.records.messages import FinishReason, JobRef
 from tests.core.engine_room import EngineRoom, token_at
 from tests.core.test_scheduler_machine import ChaosPolicy
 

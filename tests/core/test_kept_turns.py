@@ -8,8 +8,8 @@ import pytest
 from engine.core.kv_cache.block_hash import BlockHasher
 from engine.core.request import Request, RequestStatus
 from engine.core_process.kept_turns import KeptTurns
-from engine.messages import TurnPrefix
-from engine.sampling_params import SamplingParams
+from engine.records.messages import TurnPrefix
+from engine.records.sampling_params import SamplingParams
 
 SIZE = 4
 HASHER = BlockHasher(SIZE)

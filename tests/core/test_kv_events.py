@@ -10,8 +10,8 @@ from hypothesis.stateful import invariant
 
 from engine.core.kv_cache.kv_event_recorder import KVEventRecorder
 from engine.core.pin_recorder import PinRecorder
-from engine.kv_cache_groups import KVCacheGroup
-from engine.kv_events import BlockRemoved, BlockStored
+from engine.records.kv_cache_groups import KVCacheGroup
+from engine.records.kv_events import BlockRemoved, BlockStored
 from tests.core.engine_room import EngineRoom
 from tests.core.event_reader import EventReader, PinReader, contents_of
 from tests.core.test_scheduler_machine import BLOCK_SIZE, SchedulerMachine

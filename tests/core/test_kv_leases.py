@@ -8,9 +8,9 @@ import pytest
 
 from engine.core.outputs import CachedRequestData, ModelRunnerOutput, NewKVLease, SchedulerOutput
 from engine.core.request import Request, RequestStatus
-from engine.kv_cache_groups import KVCacheGroup
-from engine.kv_transfer.messages import KVLeaseOrder
-from engine.messages import JobRef
+from engine.records.kv_cache_groups import KVCacheGroup
+from engine.records.kv_transfer import KVLeaseOrder
+from engine.records.messages import JobRef
 from tests.core.engine_room import EngineRoom
 from tests.core.offload.test_kv_loads import LAYOUTS
 

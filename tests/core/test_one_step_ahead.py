@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from engine.clock import ManualClock
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.policy import fcfs
 from engine.core.request import RequestStatus
@@ -18,8 +18,8 @@ from engine.core_process.engine_core import EngineCore
 from engine.errors import EngineError
 from engine.executor import Executor, FinishedOutput, PendingOutput
 from engine.frontend.llm import engine_config
-from engine.messages import AbortRequest, EngineCoreOutput, EngineCoreRequest, FinishReason
-from engine.sampling_params import SamplingParams
+from engine.records.messages import AbortRequest, EngineCoreOutput, EngineCoreRequest, FinishReason
+from engine.records.sampling_params import SamplingParams
 from engine.testing import FakeExecutor, FakeExecutorFactory, fake_token
 from tests.core.engine_room import CountingGrammar, EngineRoom, token_at
 from tests.core.test_scheduler_machine import ChaosPolicy

@@ -15,7 +15,7 @@ from engine.core.repetition import ends_in_repetition
 from engine.core.request import Request
 from engine.errors import RequestError
 from engine.frontend.llm import LLM
-from engine.sampling_params import RepetitionDetection, SamplingParams
+from engine.records.sampling_params import RepetitionDetection, SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 
 

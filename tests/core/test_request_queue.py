@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine.core.request import Request
 from engine.core.request_queue import RequestQueue
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 
 
 def request(number: int) -> Request:

@@ -11,8 +11,8 @@ from engine.core.policy import FcfsPolicy, PriorityPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_report import PauseState
-from engine.messages import FinishReason, MediaSpan
-from engine.sampling_params import SamplingParams
+from engine.records.messages import FinishReason, MediaSpan
+from engine.records.sampling_params import SamplingParams
 from tests.core.engine_room import EngineRoom
 
 

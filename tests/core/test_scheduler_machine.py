@@ -18,8 +18,16 @@ from engine.core.policy import Pin, PinEnd, PolicyContext, PriorityPolicy, Sched
 from engine.core.request import KnownPrefix, Request, RequestStatus
 from engine.core.scheduler_report import PauseState
 from engine.core_process.kept_turns import KeptTurns
-from engine.kv_cache_groups import KVCacheGroup
-from engine.messages import JobFinished, JobRef, ToolCall, ToolGapStarted, ToolSignal, ToolState, TurnPrefix
+from engine.records.kv_cache_groups import KVCacheGroup
+from engine.records.messages import (
+    JobFinished,
+    JobRef,
+    ToolCall,
+    ToolGapStarted,
+    ToolSignal,
+    ToolState,
+    TurnPrefix,
+)
 from eval.baselines.catalog import parse_policy
 from eval.baselines.gate import GatePolicy
 from tests.core.engine_room import CountingGrammar, EngineRoom, token_at

@@ -13,8 +13,8 @@ from engine.core.policy import PolicyFactory, priority
 from engine.core_process import engine_core
 from engine.core_process.engine_core import EngineCore
 from engine.frontend.llm import engine_config
-from engine.messages import EngineCoreRequest, JobRef
-from engine.sampling_params import SamplingParams
+from engine.records.messages import EngineCoreRequest, JobRef
+from engine.records.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
 
 STALL_S = 5.0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from engine.core.policy import PinEnd, PolicyContext, StalePrefix
-from engine.kv_cache_groups import KVCacheGroup
+from engine.records.kv_cache_groups import KVCacheGroup
 from tests.core.engine_room import EngineRoom
 from tests.core.test_windows import PinningPolicy
 from tracing.events import PrefixCacheEvent, TraceEvent

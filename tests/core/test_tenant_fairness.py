@@ -17,8 +17,8 @@ from engine.core.fairness.step_shares import StepCost
 from engine.core.fairness.tenant_slots import TenantSlots
 from engine.core.policy import FcfsPolicy, PolicyContext, PriorityPolicy, SchedulingPolicy
 from engine.core.request import Request
-from engine.messages import JobRef
-from engine.sampling_params import SamplingParams
+from engine.records.messages import JobRef
+from engine.records.sampling_params import SamplingParams
 from tests.core.engine_room import EngineRoom
 
 POLICIES = ("fcfs", "priority", "continuum")

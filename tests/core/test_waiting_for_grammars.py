@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.core.outputs import ModelRunnerOutput
 from engine.core.request import RequestStatus
-from engine.messages import FinishReason
+from engine.records.messages import FinishReason
 from tests.core.engine_room import CountingGrammar, EngineRoom
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine.core.policy import FcfsPolicy, Pin, PinEnd, PolicyContext, StalePrefix
 from engine.core.request import Request
-from engine.kv_cache_groups import KVCacheGroup, groups_of
+from engine.records.kv_cache_groups import KVCacheGroup, groups_of
 from tests.core.engine_room import EngineRoom
 
 FULL_AND_WINDOW = (KVCacheGroup((0,)), KVCacheGroup((1,), 8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.core.encoder_cache_manager import EncoderCacheManager
-from engine.messages import MediaSpan
+from engine.records.messages import MediaSpan
 from tests.core.kv_memory import Work
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from continuum.cli.main import main
-from engine.messages import TurnReceipt
+from engine.records.messages import TurnReceipt
 from engine.worker.loading.tiny_models import make_model_folder
 from eval.load.records import EngineCounters, TurnRecord, VerifiedDrafts, read_records
 from eval.load.server_metrics import ServerMetrics

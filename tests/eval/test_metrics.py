@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.messages import TurnReceipt
+from engine.records.messages import TurnReceipt
 from eval.errors import ResultError
 from eval.load.records import EngineCounters, Occupancy, TurnRecord, recomputed_tokens
 from eval.load.server_metrics import ServerMetrics

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from continuum.cli.main import main
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from eval.load.records import EngineCounters
 from eval.report.intervals import Estimate
 from eval.report.results import read_results

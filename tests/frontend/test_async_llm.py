@@ -24,9 +24,9 @@ from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.llm import engine_config
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.stats import IterationStats
-from engine.messages import JobRef, RequestContext, ToolCall
-from engine.reported_stats import SchedulerStats
-from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.records.messages import JobRef, RequestContext, ToolCall
+from engine.records.reported_stats import SchedulerStats
+from engine.records.sampling_params import RequestOutputKind, SamplingParams
 from engine.testing import FakeExecutorFactory, fake_token
 from tests.processes.support import GONE_WITHIN_S, SignalPolicyFactory, freeze, has_gone
 

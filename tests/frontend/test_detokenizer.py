@@ -19,8 +19,8 @@ from engine.frontend.detokenizer import (
     StreamTokenDecoder,
     TokenDecoder,
 )
-from engine.sampling_params import SamplingParams
-from engine.structured_output.params import ReasoningSpan
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import ReasoningSpan
 from engine.tokenization.tokenizer import Tokenizer
 
 

@@ -14,10 +14,10 @@ from engine.errors import RequestError
 from engine.frontend.detokenizer import IncrementalDetokenizer
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import CompletionOutput
-from engine.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED
-from engine.sampling_params import SamplingParams
+from engine.records.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from engine.structured_output.backend import MatcherGrammar
-from engine.structured_output.params import StructuredOutputsParams
 from engine.tokenization.tokenizer import Tokenizer
 from tests.broken_models import with_poisoned_token, with_tokens_beyond
 

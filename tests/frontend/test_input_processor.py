@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ConfigError, ContextLengthError, RequestError
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor
-from engine.kv_transfer.messages import RemotePrefix
-from engine.lora import Adapter
-from engine.messages import EngineCoreRequest, EngineReady, JobRef, RequestContext
-from engine.pooling.params import PoolingModel, PoolingParams
-from engine.sampling_params import SamplingParams
+from engine.records.adapters import Adapter
+from engine.records.kv_transfer import RemotePrefix
+from engine.records.messages import EngineCoreRequest, EngineReady, JobRef, RequestContext
+from engine.records.pooling import PoolingModel, PoolingParams
+from engine.records.sampling_params import SamplingParams
 from engine.tokenization.tokenizer import Tokenizer
 
 READY = EngineReady(num_gpu_blocks=10, max_model_len=100, block_size=16, vocab_size=512, dtype="float32")

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from engine.errors import ConfigError, EngineDeadError, ModelLoadError, RequestError
 from engine.frontend.beam_search import BeamSearchParams
 from engine.frontend.llm import LLM, engine_config
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
 from engine.tokenization.tokenizer import Tokenizer
 from tracing.events import TraceEnd

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from tracing.events import StepDecision
 from tracing.reader import read_trace
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from engine.errors import RequestError
 from engine.frontend.llm_engine import LLMEngine
 from engine.frontend.request_output import CompletionOutput, RequestOutput
-from engine.messages import JobRef, RequestContext
-from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.records.messages import JobRef, RequestContext
+from engine.records.sampling_params import RequestOutputKind, SamplingParams
 from engine.testing import FakeExecutorFactory, fake_token
 from engine.tokenization.tokenizer import Tokenizer
 from tests.frontend.conftest import MakeEngine

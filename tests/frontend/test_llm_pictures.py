@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from PIL import Image
 
+from engine.config.media import picture_limits
 from engine.errors import ConfigError, RequestError
 from engine.frontend.llm import LLM, engine_config
-from engine.media.config import picture_limits
-from engine.media.picture import PictureModel
-from engine.sampling_params import SamplingParams
+from engine.records.picture import PictureModel
+from engine.records.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
 from tests.media.picture_folder import VOCAB_SIZE, folder_with_pictures
 from tests.media.pictures import data_url, file_of, image_url, noise, png

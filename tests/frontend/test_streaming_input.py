@@ -25,10 +25,10 @@ from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.llm import engine_config
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.streaming_input import StreamingInput
-from engine.messages import JobRef, RequestContext
 from engine.model_executor import model_executor
-from engine.sampling_params import RequestOutputKind, SamplingParams
-from engine.structured_output.params import StructuredOutputsParams
+from engine.records.messages import JobRef, RequestContext
+from engine.records.sampling_params import RequestOutputKind, SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from engine.testing import FakeExecutorFactory
 from tests.processes.support import has_gone
 

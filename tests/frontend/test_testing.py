@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from engine.clock import ManualClock
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.policy import fcfs
 from engine.core_process.engine_core import EngineCore
 from engine.errors import EngineError
 from engine.executor import Executor, FinishedOutput, PendingOutput
 from engine.frontend.llm import engine_config
-from engine.messages import EngineCoreRequest
-from engine.sampling_params import SamplingParams
+from engine.records.messages import EngineCoreRequest
+from engine.records.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
 from engine.worker.executor import UniProcExecutor
 

@@ -14,8 +14,8 @@ import pytest
 from engine.errors import ModelLoadError, RequestError
 from engine.frontend.beam_search import BeamSearchParams
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
-from engine.structured_output.params import StructuredOutputsParams
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import running_server
 from tests.pooling.pooling_folders import make_decoder, save_embedder

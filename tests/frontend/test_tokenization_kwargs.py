@@ -10,7 +10,7 @@ import pytest
 
 from engine.errors import RequestError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from tests.pooling.pooling_folders import make_encoder
 
 PROMPT = list(range(20, 60))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig
-from engine.sampling_params import SamplingParams
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig
+from engine.records.sampling_params import SamplingParams
 from engine.worker.executor import UniProcExecutor
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.attention_reference import make_case, paged_output, reference_output

@@ -12,7 +12,7 @@ import torch
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridRMSNormGated
 
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from tests.worker.conftest import MODEL_NAMES, WITH_STATES, ModelFolders
 from tests.worker.generation import Reference, SmallEngine, random_tokens
 from tests.worker.random_loads import POLICIES, LoadDrawer, Oracle, wrong_answers

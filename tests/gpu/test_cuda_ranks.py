@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.errors import EngineDeadError
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.generation import Reference, random_tokens
 from tests.worker.parallel.ranks import rank_pids, two_ranks

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from engine.media.picture import PictureModel
+from engine.records.picture import PictureModel
 
 QWEN = PictureModel(
     token_id=5, patch_size=14, merge_size=2, min_pixels=56 * 56, max_pixels=28 * 28 * 1280, max_pictures=8

@@ -20,8 +20,8 @@ from engine.media import decoder_process
 from engine.media.decoder import PictureDecoder
 from engine.media.decoding import decode
 from engine.media.limits import PictureFault, PixelsFailure
-from engine.media.picture import PictureModel
 from engine.media.resizing import MAX_ASPECT_RATIO, fitted_size
+from engine.records.picture import PictureModel
 from tests.media.pictures import QWEN, SMALL, file_of, flat_png, noise, png
 
 Array = npt.NDArray[np.uint8]

@@ -17,8 +17,8 @@ from transformers.models.pixtral.image_processing_pil_pixtral import (
 )
 
 from engine.media.decoding import decode
-from engine.media.picture import PictureModel
 from engine.media.resizing import MAX_ASPECT_RATIO, fitted_size
+from engine.records.picture import PictureModel
 from tests.media.pictures import file_of, noise
 
 MODEL = PictureModel(10, 14, 2, 0, 280**2, 64, max_edge=280, row_end_id=12, end_id=13)

@@ -11,7 +11,7 @@ from engine.frontend.stats import IterationStats
 from engine.metrics.metric import Kind, Metric
 from engine.metrics.server_metrics import ServerMetrics
 from engine.metrics.table import TABLE
-from engine.reported_stats import BlockLives, JobEnd, JobStats, SchedulerStats, SpecDecodingStats
+from engine.records.reported_stats import BlockLives, JobEnd, JobStats, SchedulerStats, SpecDecodingStats
 
 READ_BY_NAME = [metric for metric in TABLE if isinstance(metric.read, str)]
 

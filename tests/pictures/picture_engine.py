@@ -9,9 +9,9 @@ from typing import Any
 
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import RequestOutput
-from engine.media.picture import PictureModel
-from engine.messages import MediaSpan, RequestContext
-from engine.sampling_params import SamplingParams
+from engine.records.messages import MediaSpan, RequestContext
+from engine.records.picture import PictureModel
+from engine.records.sampling_params import SamplingParams
 from tests.pictures.picture_folders import Picture, stored
 from tests.worker.generation import random_tokens
 

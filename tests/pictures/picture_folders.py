@@ -14,8 +14,8 @@ import torch
 from tokenizers import AddedToken
 from transformers import AutoConfig, AutoTokenizer
 
-from engine.media.picture import PictureModel, Pixels
-from engine.messages import MediaSpan
+from engine.records.messages import MediaSpan
+from engine.records.picture import PictureModel, Pixels
 from tests.media.templates import PLAIN
 from tests.worker.loading.multimodal_folders import class_of, random_weights
 

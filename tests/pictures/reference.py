@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoImageProcessor
 
-from engine.messages import MediaSpan
+from engine.records.messages import MediaSpan
 from tests.pictures.picture_folders import FACTOR, Picture
 from tests.worker.loading.multimodal_folders import code_of
 

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from engine.errors import RequestError
-from engine.lora import find_adapter
+from engine.records.adapters import find_adapter
 from tests.pictures.conftest import PictureFolders
 from tests.pictures.picture_engine import greedy, picture_engine, tokens_of
 from tests.pictures.picture_folders import picture

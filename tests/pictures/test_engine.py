@@ -16,8 +16,8 @@ from engine.core.scheduler import Scheduler
 from engine.core.step import Step
 from engine.errors import ConfigError, ModelLoadError
 from engine.frontend.llm import LLM
-from engine.messages import FinishReason
-from engine.row_failures import PICTURE_LOST
+from engine.records.messages import FinishReason
+from engine.records.row_failures import PICTURE_LOST
 from engine.worker.pictures.tower import Picture, VisionTower
 from tests.pictures.conftest import PictureFolders
 from tests.pictures.picture_engine import SIZES, greedy, picture_engine, tokens_of

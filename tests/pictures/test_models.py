@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.media.picture import Pixels
-from engine.messages import MediaSpan
+from engine.records.messages import MediaSpan
+from engine.records.picture import Pixels
 from engine.worker.pictures.positions import rope_positions
 from engine.worker.pictures.tower import PatchTower
 from tests.pictures.conftest import PictureFolders

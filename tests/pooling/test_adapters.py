@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from engine.errors import ConfigError, RequestError
 from engine.frontend.llm import LLM
-from engine.lora import LoRARequest
+from engine.records.adapters import LoRARequest
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import running_server
 from tests.pooling.pooling_folders import TEXTS, make_decoder, make_encoder, save_embedder, set_field

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from engine.errors import RequestError
 from engine.frontend.llm import LLM
 from engine.frontend.pooling_inputs import longest_first
-from engine.pooling.params import PoolingParams
+from engine.records.pooling import PoolingParams
 from tests.pooling.pooling_folders import TEXTS, make_decoder, make_encoder, save_embedder, set_field
 
 Array = npt.NDArray[np.float32]

@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 
 from engine.errors import ConfigError, ContextLengthError, EngineGenerateError, ModelLoadError, RequestError
 from engine.frontend.llm import LLM
-from engine.pooling.params import PoolingParams
+from engine.records.pooling import PoolingParams
 from tests.pooling.pooling_folders import TEXTS, make_decoder, make_encoder, save_embedder, set_field
 
 Array = npt.NDArray[np.float32]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import httpx
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig, TraceConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig, TraceConfig
 from engine.core.policy import FcfsPolicy, Pin, PinEnd, PolicyContext, SchedulingPolicy
 from engine.core.request import Request
-from engine.messages import EngineCoreRequest, JobRef, Signal, ToolGapStarted, TurnReceipt
-from engine.sampling_params import SamplingParams
+from engine.records.messages import EngineCoreRequest, JobRef, Signal, ToolGapStarted, TurnReceipt
+from engine.records.sampling_params import SamplingParams
 
 GONE_WITHIN_S = 2.0
 """The promise: a process ends within this time after the other side died."""

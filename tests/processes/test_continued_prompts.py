@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from engine.core_process.continued_prompts import ContinuedPrompts
-from engine.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, TurnPrefix
-from engine.sampling_params import SamplingParams
+from engine.records.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, TurnPrefix
+from engine.records.sampling_params import SamplingParams
 from engine.tokenization.prompt_encoder import ContinuedTokens
 
 

@@ -16,7 +16,7 @@ from engine.core.policy import PolicyContext, SchedulingPolicy, fcfs
 from engine.core_process.core_client import SyncMPClient
 from engine.core_process.inproc_client import InprocClient
 from engine.errors import ConfigError, EngineDeadError, EngineGenerateError, ModelLoadError
-from engine.messages import ClientNotice, EngineCoreRequestType, FinishReason, JobRef, ToolGapStarted
+from engine.records.messages import ClientNotice, EngineCoreRequestType, FinishReason, JobRef, ToolGapStarted
 from engine.testing import FakeExecutorFactory, fake_token
 from tests.processes.support import (
     GONE_WITHIN_S,

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import zmq
 
+from engine.config.kv_events import KVEventsConfig, read_kv_events_config
 from engine.core_process.events.event_publisher import EventPublisher
 from engine.errors import ConfigError
-from engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
-from engine.kv_events_config import KVEventsConfig, read_kv_events_config
+from engine.records.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from tests.processes.event_subscriber import Past, ask_for_past, free_ports, subscriber
 
 MOST_BATCHES = 1_000_000

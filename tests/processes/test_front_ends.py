@@ -25,7 +25,7 @@ from engine.core_process.client_protocols import Delivery
 from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.launcher import ClientHandle, JoinedCore
 from engine.errors import EngineDeadError
-from engine.messages import EngineCoreOutputs, EngineReady
+from engine.records.messages import EngineCoreOutputs, EngineReady
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.processes.crowd import (
     WITHIN_S,

@@ -71,7 +71,7 @@ def test_a_script_without_a_main_guard_can_be_killed(tmp_path: Path) -> None:
     script.write_text(
         textwrap.dedent(f"""
             from engine.frontend.llm import LLM
-            from engine.sampling_params import SamplingParams
+            from engine.records.sampling_params import SamplingParams
 
             llm = LLM({str(folder)!r}, num_gpu_blocks_override=300)
             llm.generate("Hello", SamplingParams(max_tokens=4), use_tqdm=False)

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from engine.process import teacher
-from engine.process.lessons import Lesson, ModelLearned
 from engine.process.teacher import Teacher
+from engine.records.lessons import Lesson, ModelLearned
 from estimator.learned.models import decode_durations, decode_work
 from tests.estimator.learned.made_calls import made_calls
 from tests.estimator.learned.made_jobs import made_jobs

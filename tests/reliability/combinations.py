@@ -30,9 +30,9 @@ import pytest
 
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import CompletionOutput
-from engine.lora import LoRARequest
-from engine.sampling_params import SamplingParams
-from engine.structured_output.params import StructuredOutputsParams
+from engine.records.adapters import LoRARequest
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import ServerEnded, running_server
 from tests.reliability.operators import Operated, Rounds, World, transfer

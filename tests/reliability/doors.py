@@ -40,15 +40,9 @@ def main() -> int:
 
 
 def _transfer(role: str, port: int) -> tuple[str, str]:
-    extra = {"allowed_ports": ["1024-65535"]} if _has_allowed_ports() else {}
+    extra = {"allowed_ports": ["1024-65535"]}
     config = {"kv_connector": "TCPConnector", "kv_role": role, "kv_port": port}
     return "--kv-transfer-config", json.dumps({**config, "kv_connector_extra_config": extra})
-
-
-def _has_allowed_ports() -> bool:
-    from engine.kv_transfer import config
-
-    return "allowed_ports" in str(vars(config))
 
 
 def _announced_bytes() -> bool:

@@ -11,12 +11,12 @@ from engine.clock import MonotonicClock
 from engine.core.policy import fcfs
 from engine.core_process.engine_core import EngineCore
 from engine.frontend.llm import engine_config
-from engine.messages import AbortRequest, EngineCoreOutput, EngineCoreRequest, FinishReason
-from engine.sampling_params import SamplingParams
+from engine.records.messages import AbortRequest, EngineCoreOutput, EngineCoreRequest, FinishReason
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from engine.structured_output.backend import TokenTable
 from engine.structured_output.bitmask_filler import BitmaskFiller
 from engine.structured_output.compiler import GrammarCompiler
-from engine.structured_output.params import StructuredOutputsParams
 from engine.testing import FakeExecutorFactory
 
 DIGITS = StructuredOutputsParams(regex="[0-9]{5}")

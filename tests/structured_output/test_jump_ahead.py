@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from engine.core.drafts.forced import LAST, USUAL, behind_forced
 from engine.core.drafts.proposal import NOTHING, Proposal
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
-from engine.structured_output.params import StructuredOutputsParams
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from eval.agent_model import folder as agent_model
 from tests.api.server import running_server
 

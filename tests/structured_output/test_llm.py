@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from engine.errors import RequestError
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import CompletionOutput, RequestOutput
-from engine.sampling_params import SamplingParams
-from engine.structured_output.params import (
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import (
     MAX_GRAMMAR_BYTES,
     ReasoningSpan,
     StructuredOutputsParams,

@@ -11,8 +11,8 @@ import pytest
 
 from engine.frontend.llm import LLM
 from engine.reasoning.think import ThinkTags
-from engine.sampling_params import SamplingParams
-from engine.structured_output.params import StructuredOutputsParams
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from engine.structured_output.reply_grammar import ReplyGrammar, ReplyStart, forced_calls, requested_format
 from engine.tool_parsers import ParsedReply, read_reply
 from engine.tool_parsers.base import ReadCall

@@ -11,9 +11,9 @@ import pytest
 
 from engine.errors import RequestError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from engine.structured_output.backend import GrammarBackend, TokenTable
-from engine.structured_output.params import StructuredOutputsParams
 
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}

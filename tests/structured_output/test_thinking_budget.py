@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.errors import RequestError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
-from engine.structured_output.params import ReasoningSpan, StructuredOutputsParams, ThinkingLimit
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import ReasoningSpan, StructuredOutputsParams, ThinkingLimit
 from engine.structured_output.thinking_budget import MAX_BEFORE, ThinkingBudget
 from engine.worker.loading import tiny_models
 from tests.api.server import Server, running_server

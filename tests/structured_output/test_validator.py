@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from engine.errors import EngineDeadError, RequestError, TryAgainError
+from engine.records.structured_outputs import StructuredOutputsParams
 from engine.structured_output.future_cache import FutureCache
-from engine.structured_output.params import StructuredOutputsParams
 from engine.structured_output.validator import TIME_LIMIT_S
 from tests.api.server import Server, running_server
 from tests.child_processes import children_of

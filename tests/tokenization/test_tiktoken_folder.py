@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ModelLoadError
 from engine.frontend.detokenizer import StreamTokenDecoder, TokenDecoder
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.tokenization.tokenizer import Tokenizer
 from tests.tokenization.tiktoken_folders import KIMI_PATTERN, added_tokens, train_ranks, write_tokenizer
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ModelLoadError, RequestError
 from engine.tokenization.tokenizer import Tokenizer
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config import ModelConfig
-from engine.sampling_params import SamplingParams
+from engine.config.engine_config import ModelConfig
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams, ToolArguments
 from engine.structured_output.backend import GrammarBackend, TokenTable
-from engine.structured_output.params import StructuredOutputsParams, ToolArguments
 from engine.tokenization.tokenizer import Tokenizer
 from engine.tool_parsers.catalog import TOOL_FORMATS
 from engine.tool_parsers.forced import CallGrammar

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.reasoning.think import ThinkTags
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.structured_output.backend import CompiledGrammar, GrammarBackend, TokenTable
 from engine.structured_output.enforceable import enforceable
 from engine.structured_output.reply_grammar import ReplyStart, free_calls, free_texts

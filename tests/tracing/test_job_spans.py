@@ -12,7 +12,7 @@ from opentelemetry.trace import StatusCode
 
 from engine.core.request import RequestStatus
 from engine.core_process.telemetry import RequestSpans
-from engine.messages import JobFinished, JobRef
+from engine.records.messages import JobFinished, JobRef
 from tests.continuum.job_room import JobRoom
 from tests.core.engine_room import CountingGrammar, EngineRoom
 from tracing.span_outbox import OutboxLimits

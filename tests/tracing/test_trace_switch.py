@@ -16,15 +16,15 @@ import httpx
 import pytest
 
 from engine.clock import MonotonicClock
-from engine.config import CacheConfig, EngineConfig, ModelConfig, TraceConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig, TraceConfig
 from engine.core.policy import fcfs
 from engine.core_process.engine_core import EngineCore
 from engine.core_process.trace_control import TraceControl
 from engine.errors import ConfigError
 from engine.frontend.stats import IterationStats
-from engine.messages import EngineCoreRequest
 from engine.metrics.metrics import Metrics
-from engine.sampling_params import SamplingParams
+from engine.records.messages import EngineCoreRequest
+from engine.records.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
 from tests.api.server import Server, running_server
 from tests.api.test_service import eventually

@@ -13,7 +13,7 @@ import pytest
 
 from continuum.cli.main import main
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from tracing.events import (
     JobEvent,
     PinEvent,

@@ -12,11 +12,11 @@ import pytest
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy
 from engine.clock import ManualClock
-from engine.config import CacheConfig, EngineConfig, ModelConfig, TraceConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig, TraceConfig
 from engine.core.policy import FcfsPolicy, PolicyContext, SchedulingPolicy
 from engine.core_process.engine_core import EngineCore
-from engine.messages import EngineCoreRequest, JobFinished, JobRef, ToolCall, ToolGapStarted
-from engine.sampling_params import SamplingParams
+from engine.records.messages import EngineCoreRequest, JobFinished, JobRef, ToolCall, ToolGapStarted
+from engine.records.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
 from engine.watch.digest import MAX_EVENTS, Digest
 from engine.watch.feed import CAPACITY, LEASE_S

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from engine.kv_cache_groups import one_group
+from engine.records.kv_cache_groups import one_group
 from engine.worker.attention.backend import AttentionBackend, AttentionBatch
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention

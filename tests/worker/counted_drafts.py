@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.executor import Executor, PendingOutput
 from engine.model_executor import model_executor

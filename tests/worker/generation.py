@@ -11,13 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.clock import ManualClock
-from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.core.policy import FcfsPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
-from engine.messages import TokenLogprobs
 from engine.model_executor import model_executor
-from engine.sampling_params import SamplingParams
+from engine.records.messages import TokenLogprobs
+from engine.records.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 

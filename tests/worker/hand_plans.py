@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.core.outputs import CachedRequestData, NewRequestData, SchedulerOutput
-from engine.kv_cache_groups import KVCacheGroup
-from engine.sampling_params import SamplingParams
+from engine.records.kv_cache_groups import KVCacheGroup
+from engine.records.sampling_params import SamplingParams
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.cpu.backend import CPUBackend
 from engine.worker.cpu.compiled_decoder import CompiledDecoder, with_compiled_steps

@@ -14,8 +14,8 @@ from continuum.policy import ContinuumPolicyFactory
 from engine.core.policy import PolicyFactory, fcfs, priority
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import RequestOutput
-from engine.messages import JobRef, RequestContext
-from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.records.messages import JobRef, RequestContext
+from engine.records.sampling_params import RequestOutputKind, SamplingParams
 
 MAX_TOKENS = 6
 NEAR_TIES = {"float32": 1e-3, "bfloat16": 0.1}

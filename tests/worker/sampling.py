@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.sampler import Sampler, SamplerOutput
 from engine.worker.sampling_batch import SamplingTable
 

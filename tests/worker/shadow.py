@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.policy import FcfsPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 48

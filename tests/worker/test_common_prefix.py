@@ -8,13 +8,13 @@ from itertools import count
 
 import pytest
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.policy import FcfsPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, groups_of
-from engine.sampling_params import SamplingParams
+from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, groups_of
+from engine.records.sampling_params import SamplingParams
 from engine.worker import common_prefix
 from engine.worker.common_prefix import CommonPrefix, PrefixFinder
 from engine.worker.request_rows import RequestRows, StepRows

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.core.outputs import CachedRequestData, NewRequestData, SchedulerOutput
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.cpu.input_batch import InputBatch
 from engine.worker.cpu.model_runner import ModelRunner

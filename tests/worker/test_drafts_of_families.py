@@ -10,8 +10,8 @@ import pytest
 
 from engine.core.request import Request
 from engine.frontend.llm import LLM
-from engine.messages import JobRef
-from engine.sampling_params import SamplingParams
+from engine.records.messages import JobRef
+from engine.records.sampling_params import SamplingParams
 from tests.worker.conftest import MODEL_NAMES, ModelFolders
 from tests.worker.counted_drafts import DraftCounts
 from tests.worker.generation import Reference, SmallEngine, random_tokens

@@ -6,10 +6,10 @@ import pickle
 
 import pytest
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig
 from engine.core.outputs import CachedRequestData, SchedulerOutput
 from engine.errors import ConfigError, ModelLoadError
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.executor import UniProcExecutor
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import SmallEngine, random_tokens

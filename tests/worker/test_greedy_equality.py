@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from tests.worker.conftest import MODEL_NAMES, WITH_STATES, ModelFolders
 from tests.worker.generation import Reference, SmallEngine, random_tokens
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from tests.worker.conftest import MODEL_NAMES, WITH_STATES, ModelFolders
 from tests.worker.generation import Reference, random_tokens
 from tests.worker.kv_transfer import NEEDS_NIXL

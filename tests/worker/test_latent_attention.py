@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig
-from engine.kv_cache_groups import one_group
-from engine.sampling_params import SamplingParams
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig
+from engine.records.kv_cache_groups import one_group
+from engine.records.sampling_params import SamplingParams
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.selection import select_attention

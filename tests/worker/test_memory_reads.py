@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engine.core.outputs import NewKVLease, RemoteReads
-from engine.kv_transfer.messages import RemotePrefix
 from engine.kv_transfer.wire import Located
+from engine.records.kv_transfer import RemotePrefix
 from engine.worker.kv_transfer.block_rows import BlockRows
 from engine.worker.kv_transfer.lease_server import LeaseServer
 from engine.worker.kv_transfer.memory_reader import MemoryReader

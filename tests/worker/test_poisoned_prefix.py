@@ -9,8 +9,8 @@ import pytest
 
 from continuum.cli.main import main
 from engine.frontend.llm import LLM
-from engine.row_failures import NOT_NUMBERS
-from engine.sampling_params import SamplingParams
+from engine.records.row_failures import NOT_NUMBERS
+from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.broken_models import with_poisoned_token
 from tests.worker.generation import random_tokens

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from engine.errors import RequestError
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import RequestOutput
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.generation import random_tokens
 

@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ConfigError, RequestError
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import RequestOutput
-from engine.routed_experts import ExpertArray, RoutedExperts, RoutedExpertsSpec
-from engine.sampling_params import SamplingParams
+from engine.records.routed_experts import ExpertArray, RoutedExperts, RoutedExpertsSpec
+from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.loader import load_model
 from engine.worker.loading.tiny_models import make_model_folder
 from engine.worker.models.decoder import Decoder

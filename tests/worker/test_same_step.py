@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.generation import random_tokens
 from tests.worker.random_loads import MAX_TOKENS, Oracle

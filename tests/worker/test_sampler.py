@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.sampler import Sampler, uniform
 from tests.worker.sampling import VOCAB_SIZE, Row, frequencies, random_logits, sample_rows
 

@@ -11,7 +11,7 @@ import pytest
 
 from engine.errors import EngineError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from tests.worker.conftest import MODEL_NAMES, WITH_STATES, ModelFolders
 from tests.worker.generation import Reference, random_tokens
 from tests.worker.test_kv_transfer import LENGTHS

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine.frontend.llm import LLM
-from engine.kv_cache_groups import KVCacheGroup, groups_of, one_group
-from engine.sampling_params import SamplingParams
+from engine.records.kv_cache_groups import KVCacheGroup, groups_of, one_group
+from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from engine.worker.models import decoder
 from engine.worker.models.base import CausalModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.tokenization.tokenizer import Tokenizer
 from tests.api.server import running_server
 from tests.worker.conftest import ModelFolders

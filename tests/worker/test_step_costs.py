@@ -12,7 +12,7 @@ import pytest
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core_process import step_costs
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from tests.worker.conftest import ModelFolders
 from tests.worker.counted_drafts import DraftCounts
 

@@ -11,8 +11,8 @@ from continuum.cli.main import main
 from engine.errors import ConfigError
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import CompletionOutput
-from engine.messages import JobRef
-from engine.sampling_params import SamplingParams
+from engine.records.messages import JobRef
+from engine.records.sampling_params import SamplingParams
 from engine.worker.states import torch_states
 from tests.worker.conftest import ModelFolders
 from tests.worker.counted_drafts import DraftCounts

@@ -17,7 +17,7 @@ from benchmarks.gpu.measures.reference import reference_model
 from benchmarks.gpu.measures.verification import verified_tokens
 from benchmarks.gpu.shapes import TimedModel
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 
 EXACT_GAP = 1e-3
 """Largest gap of logits in fp32 that counts as a tie; their spread over a vocabulary is about 1."""

@@ -9,7 +9,7 @@ from benchmarks.gpu import goals
 from benchmarks.gpu.measures.bench import Bench
 from benchmarks.gpu.measures.models import engine_options
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 
 _TOLERATED_SHARE = 0.02
 """Tolerated share of a history's tokens."""

@@ -8,7 +8,7 @@ from benchmarks.gpu.measures.bench import Bench
 from benchmarks.gpu.measures.models import engine_options
 from benchmarks.gpu.timeline import Span, idle_of
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 
 
 def run(bench: Bench) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.core.outputs import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10**6, ignore_eos=True)
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.gpu.measures.bench import Bench
 from benchmarks.gpu.measures.models import model_folder
 from benchmarks.gpu.shapes import TimedModel
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.worker.loading.loader import load_model
 from engine.worker.models.decoder import Decoder
 

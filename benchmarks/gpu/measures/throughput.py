@@ -18,7 +18,7 @@ from benchmarks.gpu.measures.models import engine_options, own_dtype
 from benchmarks.gpu.measures.peer import generate_by_transformers
 from benchmarks.gpu.measures.reference import reference_model
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 
 _SEED = 0
 _TEMPERATURE = 0.6

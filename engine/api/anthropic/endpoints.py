@@ -22,8 +22,8 @@ from engine.api.turn.conversation import Conversation, NamedTool
 from engine.api.turn.conversation import ToolChoice as ConversationToolChoice
 from engine.api.turn.conversation_turn import ConversationTurn
 from engine.errors import RequestError
-from engine.messages import NO_CONTEXT, RequestContext
-from engine.sampling_params import SamplingParams
+from engine.records.messages import NO_CONTEXT, RequestContext
+from engine.records.sampling_params import SamplingParams
 
 router = APIRouter()
 

@@ -22,8 +22,8 @@ from engine.api.prompt_cache.lifetime import lifetime_s
 from engine.api.service.identity import ClientIdentity
 from engine.api.unsupported import refuse_unsupported
 from engine.errors import RequestError
-from engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
-from engine.structured_output.params import StructuredOutputsParams
+from engine.records.sampling_params import MAX_STOP_STRINGS, SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 
 _OTHER_DIALECTS = {
     "stop": "; use stop_sequences",

@@ -18,7 +18,7 @@ from engine.api.errors import ApiFormat
 from engine.api.http import sse
 from engine.api.http.connection import EventStream
 from engine.api.http.streams import begun
-from engine.messages import JobStatus, PastTurn
+from engine.records.messages import JobStatus, PastTurn
 from engine.version import package_version
 
 router = APIRouter(include_in_schema=False)

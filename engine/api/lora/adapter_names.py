@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.lora import Adapter
+from engine.records.adapters import Adapter
 
 _decoder = msgspec.json.Decoder(dict[str, Adapter])
 

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from engine.api.endpoints import endpoint, read_body, server_of
 from engine.api.errors import NotFoundError
 from engine.errors import EngineGenerateError, RequestError
-from engine.lora import MAX_NAME_CHARS, find_adapter
+from engine.records.adapters import MAX_NAME_CHARS, find_adapter
 
 router = APIRouter()
 

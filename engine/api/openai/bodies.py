@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.messages import TurnReceipt
+from engine.records.messages import TurnReceipt
 
 Receipt = dict[str, str | int | float | list[str] | None]
 """A TurnReceipt with all fields, including defaults, and notes of what the model was not shown."""

@@ -39,7 +39,7 @@ from engine.api.turn.answer_reader import AnswerOutput
 from engine.api.turn.conversation import Conversation
 from engine.api.turn.conversation_turn import ConversationTurn, TurnOutput
 from engine.api.turn.usage import usage_of
-from engine.messages import RequestContext
+from engine.records.messages import RequestContext
 from engine.tool_parsers import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
 
 router = APIRouter()

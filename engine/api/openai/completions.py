@@ -33,8 +33,8 @@ from engine.api.turn.usage import TurnUsage, receipt_of_all, usage_of
 from engine.errors import RequestError
 from engine.frontend.detokenizer import token_decoder
 from engine.frontend.request_output import CompletionOutput, RequestOutput, TokenLogprob
-from engine.messages import RequestContext, ToolCall, TurnReceipt
-from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.records.messages import RequestContext, ToolCall, TurnReceipt
+from engine.records.sampling_params import RequestOutputKind, SamplingParams
 from engine.tokenization.no_tokenizer import needs_tokenizer
 from engine.tool_parsers import read_fenced_command
 

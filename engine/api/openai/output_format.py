@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from engine.errors import RequestError
-from engine.structured_output.params import StructuredOutputsParams
+from engine.records.structured_outputs import StructuredOutputsParams
 
 
 class JsonSchemaFormat(BaseModel):

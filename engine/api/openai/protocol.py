@@ -22,7 +22,7 @@ from engine.api.prompt.thinking_effort import budget_of_effort, effort_arguments
 from engine.api.service.identity import ClientIdentity
 from engine.api.unsupported import refuse_unsupported
 from engine.errors import RequestError
-from engine.sampling_params import MAX_N, SamplingParams
+from engine.records.sampling_params import MAX_N, SamplingParams
 
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]

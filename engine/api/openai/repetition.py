@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.sampling_params import RepetitionDetection
+from engine.records.sampling_params import RepetitionDetection
 
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 

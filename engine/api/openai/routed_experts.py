@@ -8,7 +8,7 @@ from io import BytesIO
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from engine.routed_experts import ExpertArray
+from engine.records.routed_experts import ExpertArray
 
 
 def encoded_experts(experts: ExpertArray | None) -> str | UnsetType:

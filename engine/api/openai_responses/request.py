@@ -17,8 +17,8 @@ from engine.api.openai_responses.tools import Tool
 from engine.api.prompt.thinking_effort import budget_of_effort, effort_arguments
 from engine.api.service.identity import ClientIdentity
 from engine.errors import ContextLengthError, RequestError
-from engine.sampling_params import SamplingParams
-from engine.structured_output.params import StructuredOutputsParams
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 
 Id = Annotated[str, Field(min_length=1, max_length=128)]
 Metadata = Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.api.openai.bodies import receipt_fields
 from engine.api.openai_responses.items import InputTokensDetails, OutputTokensDetails, ResponseUsage
 from engine.api.turn.usage import TurnUsage
-from engine.messages import TurnReceipt
+from engine.records.messages import TurnReceipt
 
 
 def usage_of_response(usage: TurnUsage, receipt: TurnReceipt | None, *, prewarms: bool) -> ResponseUsage:

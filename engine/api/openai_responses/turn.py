@@ -51,8 +51,8 @@ from engine.api.turn.answer_reader import AnswerOutput
 from engine.api.turn.conversation import ContinuedPrompt, Conversation
 from engine.api.turn.conversation_turn import ConversationTurn, TurnOutput
 from engine.errors import ContextLengthError, RequestError
-from engine.messages import TurnReceipt
-from engine.sampling_params import RequestOutputKind
+from engine.records.messages import TurnReceipt
+from engine.records.sampling_params import RequestOutputKind
 
 _LAST_EVENTS = {"completed": ResponseCompleted, "incomplete": ResponseIncomplete}
 """The last event by status; other responses end with ``response.failed``."""

@@ -16,7 +16,7 @@ from engine.api.errors import NotFoundError
 from engine.api.service.identity import MAX_ID_CHARS, owned_id, owner_of
 from engine.errors import RequestError
 from engine.frontend.async_llm import AsyncLLM
-from engine.messages import JobStatus, ToolSignal, ToolState
+from engine.records.messages import JobStatus, ToolSignal, ToolState
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000

@@ -14,7 +14,7 @@ from engine.api.field_names import one_of
 from engine.api.openai.protocol import Int64, ListOf, TokenId
 from engine.api.service.identity import ClientIdentity
 from engine.errors import RequestError
-from engine.pooling.params import PoolingParams, PoolingTask
+from engine.records.pooling import PoolingParams, PoolingTask
 
 Item = TypeVar("Item")
 

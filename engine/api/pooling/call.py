@@ -20,7 +20,7 @@ from engine.api.service.model import Model
 from engine.errors import ContextLengthError, EngineGenerateError, RequestError
 from engine.frontend.pooling_inputs import PLACEHOLDER_PARAMS, PoolingInputs, model_that_pools
 from engine.frontend.pooling_methods import check_scores, cosine, paired
-from engine.pooling.params import PoolingParams
+from engine.records.pooling import PoolingParams
 
 Array = npt.NDArray[np.float32]
 Asked = tuple[list[int], PoolingParams]

@@ -25,15 +25,15 @@ from engine.api.processes.import_guard import load_tokenizers
 from engine.api.processes.joined_cores import JoinedCores
 from engine.api.processes.listener import inherited_socket
 from engine.api.processes.server_group import ServerGroup
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core_group.group_supervisor import CoreGivenUp, Handles
 from engine.core_process.launcher import ClientHandle
 from engine.errors import EngineDeadError, EngineError
 from engine.frontend.async_llm import AsyncLLM
-from engine.messages import EngineReady, EngineStartFailed
 from engine.metrics.metrics import METRICS_FOLDER
 from engine.process.private_folder import remove_if_left
 from engine.process.process_log import begin_log
+from engine.records.messages import EngineReady, EngineStartFailed
 from engine.routing import RouterFactory
 
 logger = logging.getLogger(__name__)

@@ -46,11 +46,11 @@ from engine.core_group.load_board import LoadBoard
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import start_error
 from engine.errors import EngineDeadError, EngineError
-from engine.messages import EngineStartFailed
 from engine.metrics.metrics import shared_metrics_environment
 from engine.process.private_folder import make_private_folder, remove_private_folder
 from engine.process.restart_limit import RESTART_WINDOW_S, RestartLimit
 from engine.process.spawn import spawn_command
+from engine.records.messages import EngineStartFailed
 
 STOP_MARGIN_S = 3.0
 """Seconds beyond the allowed time after which a stopping API server process is killed."""

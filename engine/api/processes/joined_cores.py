@@ -16,7 +16,7 @@ from engine.core_process.client_protocols import AsyncCoreClient
 from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.launcher import ClientHandle, JoinedCore
 from engine.errors import EngineDeadError
-from engine.messages import EngineReady
+from engine.records.messages import EngineReady
 from engine.routing import RouterContext, RouterFactory
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import sys
 
 from engine.api.config import ServerConfig
 from engine.api.processes.listener import address_of
-from engine.kv_cache_groups import num_blocks_held
 from engine.media.reader import can_decode
-from engine.messages import EngineReady
+from engine.records.kv_cache_groups import num_blocks_held
+from engine.records.messages import EngineReady
 
 JOB_TOKENS = 32 * 1024
 """The context length of a coding agent after its first turns."""

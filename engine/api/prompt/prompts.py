@@ -22,7 +22,7 @@ from engine.errors import ContextLengthError, RequestError
 from engine.frontend.input_processor import may_fit, prompt_too_long
 from engine.media.placeholders import Placeholders
 from engine.media.store import PictureLease, StoredPicture
-from engine.messages import MediaSpan
+from engine.records.messages import MediaSpan
 from engine.tokenization.content_format import ContentFormat
 from engine.tokenization.prompt_encoder import ContinuedTokens
 from engine.tokenization.tokenizer import INLINE_CHARS, Tokenizer

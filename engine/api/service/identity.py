@@ -18,7 +18,7 @@ import msgspec
 
 from engine.api.http.auth import KEY_NAME, OWNER_HEADER
 from engine.errors import RequestError
-from engine.messages import JobRef, RequestContext
+from engine.records.messages import JobRef, RequestContext
 from engine.tokenization.unicode_text import is_unicode
 
 MAX_ID_CHARS = 512

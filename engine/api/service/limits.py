@@ -14,7 +14,7 @@ from zlib import crc32
 from engine.api.config import LimitsConfig
 from engine.api.errors import OverloadedError, ServerClosingError
 from engine.api.processes.shared_load import NAMED_SHARES, OTHER_SHARES, SharedLoad, Tally
-from engine.messages import JobRef, RequestContext
+from engine.records.messages import JobRef, RequestContext
 
 
 class Admission:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.api.service.identity import ClientIdentity, request_context
-from engine.lora import Adapter
-from engine.messages import RequestContext
+from engine.records.adapters import Adapter
+from engine.records.messages import RequestContext
 
 if TYPE_CHECKING:
     from engine.api.service.server import Server

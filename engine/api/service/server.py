@@ -26,13 +26,13 @@ from engine.api.turn.generation import Generation
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.pooling_inputs import PoolingInputs
 from engine.frontend.request_output import RequestOutput
-from engine.media.picture import PictureModel
 from engine.media.placeholders import Placeholders
 from engine.media.reader import PictureReader, can_decode
 from engine.media.store import PictureLease
-from engine.messages import RequestContext, ToolCall, TurnReceipt
 from engine.metrics.server_metrics import ServerMetrics
-from engine.sampling_params import SamplingParams
+from engine.records.messages import RequestContext, ToolCall, TurnReceipt
+from engine.records.picture import PictureModel
+from engine.records.sampling_params import SamplingParams
 from engine.tool_parsers.formats import ReplyFormat
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from engine.frontend.request_output import CompletionOutput
-from engine.messages import ToolCall
+from engine.records.messages import ToolCall
 from engine.tool_parsers import (
     ParsedReply,
     ReasoningDelta,

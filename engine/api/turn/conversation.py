@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from engine.api.prompt.prompts import ChatPrompt
-from engine.messages import NO_CONTEXT, RequestContext
-from engine.sampling_params import SamplingParams
+from engine.records.messages import NO_CONTEXT, RequestContext
+from engine.records.sampling_params import SamplingParams
 from engine.tokenization.prompt_encoder import ContinuedTokens
 
 if TYPE_CHECKING:

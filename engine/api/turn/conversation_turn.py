@@ -21,8 +21,8 @@ from engine.api.turn.usage import TurnUsage
 from engine.errors import EngineGenerateError
 from engine.frontend.request_output import RequestOutput
 from engine.media.store import PictureLease
-from engine.messages import RequestContext, TurnReceipt
-from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.records.messages import RequestContext, TurnReceipt
+from engine.records.sampling_params import RequestOutputKind, SamplingParams
 from engine.structured_output.reply_grammar import (
     ReplyGrammar,
     ReplyStart,

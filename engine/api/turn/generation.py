@@ -18,8 +18,8 @@ from engine.api.service.limits import Permit
 from engine.errors import EngineDeadError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.request_output import RequestOutput
-from engine.messages import RequestContext, ToolCall, TurnReceipt
-from engine.sampling_params import SamplingParams
+from engine.records.messages import RequestContext, ToolCall, TurnReceipt
+from engine.records.sampling_params import SamplingParams
 
 
 class Generation:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from engine.api.openai.bodies import CompletionTokensDetails, PromptTokensDetails, Usage, receipt_fields
-from engine.messages import TurnReceipt
+from engine.records.messages import TurnReceipt
 
 
 @dataclass(slots=True)

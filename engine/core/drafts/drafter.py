@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from engine.config.speculative import SpeculativeConfig
 from engine.core.drafts.ngram import NgramDrafter
 from engine.core.drafts.proposal import NOTHING, Proposal
 from engine.core.drafts.suffix import BYTES_A_TOKEN, MAX_TOKENS, MAX_TOKENS_OF_KINDS, SuffixDrafter
 from engine.core.drafts.worker_drafts import WorkerDrafts
 from engine.core.request import Request
-from engine.speculative_config import SpeculativeConfig
 
 
 class Drafter(Protocol):

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from engine.config.speculative import SpeculativeConfig
 from engine.core.drafts.memories import Memories, Memory, Scope
 from engine.core.drafts.proposal import NOTHING, Proposal
 from engine.core.drafts.token_index import CONTEXTS, Prediction, TokenIndex, context_keys
 from engine.core.request import Request
-from engine.speculative_config import SpeculativeConfig
 
 MAX_NEW_TOKENS = 1024
 """Tokens that are indexed at a time, in about two milliseconds: a long prompt takes several steps."""

@@ -15,7 +15,7 @@ from operator import add
 
 import msgspec
 
-from engine.messages import MediaSpan
+from engine.records.messages import MediaSpan
 
 BlockHash = bytes
 

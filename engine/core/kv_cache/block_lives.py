@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.reported_stats import BlockLives
+from engine.records.reported_stats import BlockLives
 
 if TYPE_CHECKING:
     from engine.core.kv_cache.block_pool import KVCacheBlock

@@ -20,7 +20,7 @@ from engine.core.kv_cache.single_type_kv_cache_manager import (
     make_manager,
 )
 from engine.core.kv_cache.unitary_kv_cache_coordinator import UnitaryKVCacheCoordinator
-from engine.kv_cache_groups import KVCacheGroup
+from engine.records.kv_cache_groups import KVCacheGroup
 
 
 class KVCacheCoordinator(Protocol):

@@ -22,7 +22,7 @@ from engine.core.kv_cache.state_copies import StateLayout
 from engine.core.kv_cache.state_manager import StateManager
 from engine.core.kv_cache.tiered_blocks import LoadablePrefix, TieredBlocks
 from engine.core.request import Request
-from engine.kv_cache_groups import (
+from engine.records.kv_cache_groups import (
     ONE_FULL_GROUP,
     KVCacheGroup,
     attention_groups,

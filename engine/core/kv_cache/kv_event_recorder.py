@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
-from engine.kv_cache_groups import KVCacheGroup
-from engine.kv_events import (
+from engine.records.adapters import name_of
+from engine.records.kv_cache_groups import KVCacheGroup
+from engine.records.kv_events import (
     MEDIUM_CPU,
     MEDIUM_GPU,
     AllBlocksCleared,
@@ -21,7 +22,6 @@ from engine.kv_events import (
     KVCacheEvent,
     event_hash,
 )
-from engine.lora import name_of
 
 if TYPE_CHECKING:
     from engine.core.kv_cache.kv_cache_manager import KVCacheManager

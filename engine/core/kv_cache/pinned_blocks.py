@@ -8,7 +8,7 @@ from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.block_pool import BlockPool, KVCacheBlock
 from engine.core.kv_cache.kv_cache_coordinator import KVCacheCoordinator
 from engine.core.kv_cache.state_manager import StateManager
-from engine.kv_cache_groups import KVCacheGroup, attention_groups, num_window_blocks
+from engine.records.kv_cache_groups import KVCacheGroup, attention_groups, num_window_blocks
 
 
 def _is_revocable(pin_id: int) -> bool:

@@ -11,7 +11,7 @@ from itertools import chain
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.block_pool import TO_LOAD, BlockPool, KVCacheBlock
-from engine.kv_cache_groups import KVCacheGroup, num_window_blocks
+from engine.records.kv_cache_groups import KVCacheGroup, num_window_blocks
 
 
 class SingleTypeKVCacheManager:

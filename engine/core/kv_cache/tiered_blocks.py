@@ -12,7 +12,7 @@ from engine.core.kv_cache.block_pool import TO_LOAD, BlockPool, KVCacheBlock
 from engine.core.kv_cache.kv_cache_coordinator import KVCacheCoordinator
 from engine.core.kv_cache.state_manager import StateManager
 from engine.core.request import Request
-from engine.kv_transfer.messages import PrefixSource
+from engine.records.kv_transfer import PrefixSource
 
 
 @dataclass(frozen=True, slots=True)

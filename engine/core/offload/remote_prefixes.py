@@ -13,7 +13,7 @@ from engine.core.kv_cache.tiered_blocks import LoadablePrefix, TieredBlocks
 from engine.core.offload.offloading_connector import MIN_LOAD_TOKENS
 from engine.core.outputs import NO_COPIES, KVLoad, RemoteReads
 from engine.core.request import Request
-from engine.kv_transfer.messages import RemotePrefix, SavedPrefix
+from engine.records.kv_transfer import RemotePrefix, SavedPrefix
 
 
 class RemotePrefixes:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from engine.core.offload.disk_tier import NO_DISK
 from engine.core.scheduler import Scheduler
-from engine.kv_cache_groups import KVCacheGroup, attention_groups
 from engine.process.machine import describe_machine
+from engine.records.kv_cache_groups import KVCacheGroup, attention_groups
 from engine.version import package_version
 from tracing.events import TraceHeader
 

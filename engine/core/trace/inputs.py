@@ -15,8 +15,9 @@ from engine.core.kv_leases import KVLeases
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request, RequestStatus
 from engine.core.trace.steps import StepTrace
-from engine.kv_transfer.messages import KVLeaseOrder, RemotePrefix, SavedPrefix
-from engine.messages import (
+from engine.records.kv_transfer import KVLeaseOrder, RemotePrefix, SavedPrefix
+from engine.records.lessons import ModelLearned
+from engine.records.messages import (
     EngineCoreOutput,
     FinishReason,
     JobFinished,
@@ -25,8 +26,7 @@ from engine.messages import (
     ToolSignal,
     TurnReceipt,
 )
-from engine.process.lessons import ModelLearned
-from engine.row_failures import KV_SPOILED
+from engine.records.row_failures import KV_SPOILED
 from tracing.events import (
     BLOCK_NAME_BYTES,
     BaseReceipt,

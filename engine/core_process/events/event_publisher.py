@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from engine.errors import ConfigError
-from engine.kv_events import EventBatch
+from engine.records.kv_events import EventBatch
 
 logger = logging.getLogger(__name__)
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from engine.clock import Clock
+from engine.config.kv_events import KVEventsConfig
 from engine.core.kv_cache.kv_event_recorder import KVEventRecorder
 from engine.core.pin_recorder import PinRecorder
 from engine.core.scheduler import Scheduler
 from engine.core_process.core_part import CorePart
 from engine.core_process.events.event_publisher import EventPublisher
-from engine.kv_events import EventBatch, KVCacheEvent, PinEvent
-from engine.kv_events_config import KVEventsConfig
-from engine.reported_stats import SchedulerStats
+from engine.records.kv_events import EventBatch, KVCacheEvent, PinEvent
+from engine.records.reported_stats import SchedulerStats
 
 PINS_TOPIC = "pins"
 

@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from engine.kv_cache_groups import KVCacheGroup, max_blocks_held, num_slots
+from engine.records.kv_cache_groups import KVCacheGroup, max_blocks_held, num_slots
 from engine.worker.attention.layer_places import LayerPlaces, places_of
 from engine.worker.memory import zeros_on_host
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from engine.kv_cache_groups import KVCacheGroup, one_group
+from engine.records.kv_cache_groups import KVCacheGroup, one_group
 
 
 class LayerPlace(NamedTuple):

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import torch
 
-from engine.config import CacheConfig, EngineConfig
+from engine.config.engine_config import CacheConfig, EngineConfig
 from engine.errors import ConfigError
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.layer_places import LayerPlaces

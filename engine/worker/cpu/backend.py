@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from engine.config import EngineConfig, ModelConfig
+from engine.config.engine_config import EngineConfig, ModelConfig
 from engine.errors import RequestError
 from engine.worker.attention.layer_places import LayerPlaces, num_groups
 from engine.worker.attention.selection import select_attention

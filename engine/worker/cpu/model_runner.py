@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
-from engine.messages import TokenLogprobs
+from engine.records.messages import TokenLogprobs
 from engine.worker.attention.backend import AttentionBackend, IntArray
 from engine.worker.cpu.input_batch import InputBatch, StepInputs
 from engine.worker.kv_tiers.host_pool import HostTransfers, with_reports

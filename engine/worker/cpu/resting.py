@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine.config import EngineConfig, ModelConfig
+from engine.config.engine_config import EngineConfig, ModelConfig
 from engine.errors import EngineError, RequestError
 from engine.process.trim import give_back_freed
 from engine.worker.loading.identity import FRONT_FILES, Stamps, stamps_of

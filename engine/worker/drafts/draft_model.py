@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ModelLoadError
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.drafts.drafted import Drafted, likeliest

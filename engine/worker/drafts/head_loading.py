@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ModelLoadError
 from engine.worker.cpu.kernels.weights import CompiledGemm
 from engine.worker.cpu.packed_experts import packed_experts

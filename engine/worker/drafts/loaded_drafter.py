@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.config import EngineConfig, ModelConfig
+from engine.config.engine_config import EngineConfig, ModelConfig
+from engine.config.speculative import SpeculativeConfig
 from engine.errors import ConfigError, ModelLoadError
-from engine.kv_cache_groups import one_group
-from engine.speculative_config import SpeculativeConfig
+from engine.records.kv_cache_groups import one_group
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.selection import select_attention

@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
-from engine.config import EngineConfig
-from engine.parallel_config import cores_sharing_experts
+from engine.config.engine_config import EngineConfig
+from engine.config.parallel import cores_sharing_experts
 from engine.worker.attention.layer_places import LayerPlaces, num_groups
 from engine.worker.gpu.device_batch import DeviceBatch
 from engine.worker.gpu.device_rank_sampler import select_device_sampler

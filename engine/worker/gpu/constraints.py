@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.gpu.streams import DeviceStreams
 from engine.worker.sampling_batch import SamplingBatch
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.outputs import SchedulerOutput
 from engine.worker.attention.backend import IntArray
 from engine.worker.common_prefix import CommonPrefix, PrefixFinder

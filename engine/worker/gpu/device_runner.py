@@ -18,8 +18,8 @@ from engine.core.outputs import (
     SchedulerOutput,
     TokenMasks,
 )
-from engine.messages import TokenLogprobs
-from engine.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED
+from engine.records.messages import TokenLogprobs
+from engine.records.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED
 from engine.worker.gpu.device_batch import DeviceBatch, DeviceStep
 from engine.worker.gpu.device_sampler import DeviceSampler, Logprobs
 from engine.worker.gpu.forward import Forward

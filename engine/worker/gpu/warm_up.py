@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.config import SchedulerConfig
-from engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from engine.config.engine_config import SchedulerConfig
+from engine.records.sampling_params import MAX_LOGPROBS, SamplingParams
 from engine.worker.common_prefix import MIN_SEQS
 from engine.worker.gpu.device_batch import DeviceBatch, most_samples
 from engine.worker.gpu.device_sampler import DeviceSampler

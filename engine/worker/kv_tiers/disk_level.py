@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import CacheConfig
+from engine.config.engine_config import CacheConfig
 from engine.core.offload.disk_tier import MAX_DISK_WRITES, DiskLevel
 from engine.errors import ModelLoadError
 from engine.worker.kv_tiers.disk_pool import DiskPool

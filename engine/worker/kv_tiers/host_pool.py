@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from engine.config import CacheConfig
+from engine.config.engine_config import CacheConfig
 from engine.core.offload.disk_tier import MAX_DISK_WRITES
 from engine.core.outputs import BlockCopies, DiskWrites, KVLoad, ModelRunnerOutput, SchedulerOutput
 from engine.errors import ModelLoadError

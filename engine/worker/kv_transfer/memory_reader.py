@@ -6,7 +6,6 @@ import socket
 from collections.abc import Sequence
 
 from engine.core.outputs import RemoteReads
-from engine.kv_transfer.messages import RemotePrefix
 from engine.kv_transfer.wire import (
     ConfirmLease,
     LocateBlocks,
@@ -17,6 +16,7 @@ from engine.kv_transfer.wire import (
     receive_answer,
     send,
 )
+from engine.records.kv_transfer import RemotePrefix
 from engine.worker.kv_tiers.copy_streams import Event
 from engine.worker.kv_transfer.block_rows import BlockRows
 from engine.worker.kv_transfer.load_threads import LeaseNotBegunError

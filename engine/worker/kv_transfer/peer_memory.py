@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
+from engine.config.kv_transfer import KVTransferConfig
 from engine.errors import ConfigError
-from engine.kv_transfer.config import KVTransferConfig
 from engine.kv_transfer.wire import Located
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.outputs import SchedulerOutput
 from engine.errors import ConfigError
 from engine.kv_transfer.saved_blocks import SavedBlocks, folder_of, make_folder

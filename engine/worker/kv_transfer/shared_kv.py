@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig, ModelConfig
+from engine.config.engine_config import EngineConfig, ModelConfig
 from engine.errors import ModelLoadError
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.kv_transfer.remote_transfers import RemoteTransfers, saved_folder, with_remote

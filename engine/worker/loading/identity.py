@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from engine.config import EngineConfig, ModelConfig
+from engine.config.engine_config import EngineConfig, ModelConfig
 from engine.errors import ModelLoadError
 from engine.worker.loading.model_folder import resolve_folder
 

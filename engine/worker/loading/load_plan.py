@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ModelLoadError
 from engine.worker.loading.checkpoint import Checkpoint
 from engine.worker.loading.formats.weight_format import WeightFormat

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import torch
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
-from engine.pooling.params import PoolingModel
 from engine.process.process_log import start_log
 from engine.process.trim import give_back_freed
+from engine.records.pooling import PoolingModel
 from engine.worker.cpu.packed_weights import compiled_gemm
 from engine.worker.loading.checked_parts import check_parts
 from engine.worker.loading.checkpoint import Checkpoint

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.process.hub import hub_answers
 from engine.worker.loading.formats.weight_format import FORMAT_FIELDS, WeightFormat, read_weight_format

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from engine.errors import RequestError
-from engine.lora import CONFIG_FILE, MAX_CONFIG_BYTES, WEIGHTS_FILE, digest_of, open_regular
+from engine.records.adapters import CONFIG_FILE, MAX_CONFIG_BYTES, WEIGHTS_FILE, digest_of, open_regular
 from engine.worker.lora.alpha_patterns import AlphaPatterns
 
 _TENSOR = re.compile(

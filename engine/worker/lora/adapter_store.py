@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from engine.config.lora import LoRAConfig
 from engine.errors import ConfigError, RequestError
-from engine.lora import Adapter, LoRAConfig
+from engine.records.adapters import Adapter
 from engine.worker.attention.backend import IntArray
 from engine.worker.lora.adapter_folder import LowRankWeights, read_adapter
 from engine.worker.lora.low_rank import LoadedAdapter, LowRankLinear, Piece, StepAdapters

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ConfigError
-from engine.kv_cache_groups import KVCacheGroup
-from engine.routed_experts import ExpertArray, RoutedExpertsSpec, StepRouting
+from engine.records.kv_cache_groups import KVCacheGroup
+from engine.records.routed_experts import ExpertArray, RoutedExpertsSpec, StepRouting
 from engine.worker.attention.backend import IntArray
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.process.process_log import start_log
 from engine.worker.loading.model_folder import resolve_folder
 from engine.worker.models.base import CausalModel

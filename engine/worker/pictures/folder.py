@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
-from engine.media.picture import PictureModel
+from engine.records.picture import PictureModel
 from engine.worker.loading.model_folder import raw_config
 
 QWEN_TYPES = frozenset(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.messages import MediaSpan
+from engine.records.messages import MediaSpan
 from engine.worker.attention.backend import IntArray
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from engine.core.outputs import ModelRunnerOutput, NewRequestData, SchedulerOutput
-from engine.messages import MediaSpan
-from engine.row_failures import PICTURE_LOST
+from engine.records.messages import MediaSpan
+from engine.records.row_failures import PICTURE_LOST
 from engine.worker.attention.backend import IntArray
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder

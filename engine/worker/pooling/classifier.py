@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ModelLoadError
 from engine.tokenization.tokenizer import Tokenizer
 from engine.worker.loading.checkpoint import Checkpoint

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput
 from engine.errors import ConfigError, EngineError, RequestError
 from engine.executor import FinishedOutput, ModelInfo, PendingOutput
-from engine.pooling.params import Pooled, PoolingParams, PoolingTask
-from engine.row_failures import NOT_NUMBERS, processing_failed
+from engine.records.pooling import Pooled, PoolingParams, PoolingTask
+from engine.records.row_failures import NOT_NUMBERS, processing_failed
 from engine.worker.pooling.encoder import Encoder, EncoderPrompt
 from engine.worker.pooling.loading import check_beside, is_causal, pooling_model
 from engine.worker.pooling.pooling_folder import PoolingFolder, read_pooling_folder

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from engine.config import EngineConfig, ModelConfig
+from engine.config.engine_config import EngineConfig, ModelConfig
 from engine.errors import ConfigError, ModelLoadError
-from engine.pooling.params import PoolingModel, PoolingTask
+from engine.records.pooling import PoolingModel, PoolingTask
 from engine.worker.loading.loader import LoadedModel, load_model
 from engine.worker.loading.model_folder import choose_max_model_len, raw_config, read_config
 from engine.worker.models.decoder import Decoder

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from engine.errors import ModelLoadError
-from engine.pooling.params import WHOLE_PROMPT_TASKS, Pooled, PoolingParams
+from engine.records.pooling import WHOLE_PROMPT_TASKS, Pooled, PoolingParams
 from engine.worker.pooling.pooling_folder import ACTIVATIONS, DenseFolder, PoolingFolder
 
 _LAST = ("lasttoken",)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engine.config.hf_overrides import ClassTokens
+from engine.config.pooling import POOLING_TYPES, PoolingConfig
 from engine.errors import ModelLoadError
-from engine.pooling.config import POOLING_TYPES, PoolingConfig
-from engine.pooling.hf_overrides import ClassTokens
 from engine.worker.loading.model_folder import raw_config, resolve_folder
 
 _LEGACY_TYPES = {

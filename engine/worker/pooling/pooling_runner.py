@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput
-from engine.pooling.params import Pooled, PoolingParams
-from engine.row_failures import NOT_NUMBERS, processing_failed
+from engine.records.pooling import Pooled, PoolingParams
+from engine.records.row_failures import NOT_NUMBERS, processing_failed
 from engine.worker.attention.backend import IntArray
 from engine.worker.cpu.input_batch import StepInputs
 from engine.worker.cpu.model_runner import ModelRunner

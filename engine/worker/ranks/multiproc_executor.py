@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.outputs import NO_MASKS, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.errors import EngineDeadError, EngineError
 from engine.executor import ModelInfo, PendingOutput

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
+from engine.config.parallel import cores_sharing_experts, is_loopback, ranks_per_core
 from engine.core.outputs import SchedulerOutput
 from engine.executor import ModelInfo
-from engine.parallel_config import cores_sharing_experts, is_loopback, ranks_per_core
 from engine.process.network import address_towards
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
+from engine.config.parallel import cores_sharing_experts
 from engine.executor import Executor
-from engine.parallel_config import cores_sharing_experts
 from engine.worker.executor import UniProcExecutor
 from engine.worker.loading.model_folder import choose_device
 from engine.worker.memory import share_host_memory

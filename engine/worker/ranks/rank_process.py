@@ -13,7 +13,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import EngineDeadError
 from engine.process.spawn import spawn_command
 from engine.worker.ranks.rank_messages import RankPlace, RankStart

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
+from engine.config.parallel import ranks_per_core
 from engine.errors import ConfigError, EngineDeadError
-from engine.parallel_config import ranks_per_core
 from engine.process.network import keep_alive
 from engine.process.ray_cluster import import_ray, join_cluster, resources_of, with_gpus
 from engine.worker.ranks.multiproc_executor import RankExecutor

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar
 
-from engine.messages import EngineCoreOutput, FinishReason, Signal, TurnReceipt
-from engine.process.lessons import Lesson
+from engine.records.lessons import Lesson
+from engine.records.messages import EngineCoreOutput, FinishReason, Signal, TurnReceipt
 from engine.routing import EngineLoad
 from eval.sim.cost_model import StepWork
 from eval.sim.event_heap import EventHeap

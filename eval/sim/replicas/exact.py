@@ -9,8 +9,8 @@ from engine.core.outputs import CachedRequestData, ModelRunnerOutput, SchedulerO
 from engine.core.policy import SchedulingPolicy
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
-from engine.messages import EngineCoreOutput, Signal, TurnReceipt
-from engine.process.lessons import Lesson
+from engine.records.lessons import Lesson
+from engine.records.messages import EngineCoreOutput, Signal, TurnReceipt
 from engine.routing import EngineLoad
 from eval.sim.disk_drive import DiskDrive, disk_level
 from eval.sim.drafts import SimDrafts

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from engine.core.policy import SchedulingPolicy
-from engine.messages import EngineCoreOutput
+from engine.records.messages import EngineCoreOutput
 from eval.baselines.knowledge import NamedPolicy
 from eval.errors import UsageError
 from eval.sim.event_heap import EventHeap

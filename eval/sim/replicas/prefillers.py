@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from engine.messages import EngineCoreOutput
+from engine.records.messages import EngineCoreOutput
 from eval.sim.event_heap import EventHeap
 from eval.sim.replicas.replica import ReplicaCounts, SimReplica
 from eval.sim.replicas.router import Router

@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core_process.engine_core import STALLED_RETRY_S
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
-from engine.messages import Signal, TurnReceipt
-from engine.process.lessons import Lesson
-from engine.reported_stats import SpecDecodingStats
+from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.records.lessons import Lesson
+from engine.records.messages import Signal, TurnReceipt
+from engine.records.reported_stats import SpecDecodingStats
 from engine.routing import EngineLoad
 from eval.sim.cost_model import StepCost
 from eval.sim.drafts import DraftCounts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.reported_stats import SpecDecodingStats
+from engine.records.reported_stats import SpecDecodingStats
 
 
 class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):

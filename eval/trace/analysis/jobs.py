@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from engine.reported_stats import SpecDecodingStats
+from engine.records.reported_stats import SpecDecodingStats
 from eval.trace.analysis.phases import Phase, Seconds, Span, seconds_of, tile
 
 

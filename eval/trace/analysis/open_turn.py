@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.reported_stats import SpecDecodingStats
+from engine.records.reported_stats import SpecDecodingStats
 from eval.trace.analysis.jobs import Parked, TurnEnd, TurnLife
 from eval.trace.analysis.phases import Phase, Span, seconds_of
 from eval.trace.draft_outcomes import DraftOutcome

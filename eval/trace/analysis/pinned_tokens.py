@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from engine.kv_cache_groups import ONE_FULL_GROUP, num_blocks_held
+from engine.records.kv_cache_groups import ONE_FULL_GROUP, num_blocks_held
 from eval.trace.recorded_groups import recorded_groups
 from tracing.events import TraceHeader
 

@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 
-from engine.reported_stats import SpecDecodingStats
+from engine.records.reported_stats import SpecDecodingStats
 from eval.trace.analysis.jobs import GapLife, PinLife, PinOutcome, TurnEnd, TurnLife, job_of
 from eval.trace.analysis.phases import Phase, Seconds, Span, job_seconds
 from eval.trace.analysis.pool import StepLife

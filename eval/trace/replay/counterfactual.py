@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tqdm import tqdm
 
 from continuum.policy import ContinuumPolicy
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.policy import PolicyContext, SchedulingPolicy
 from eval.baselines.catalog import parse_policy
 from eval.baselines.knowledge import Knowledge, NamedPolicy

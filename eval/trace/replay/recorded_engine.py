@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.offload.disk_tier import DiskLevel
 from engine.core.offload.offloading_connector import OffloadingConnector
@@ -12,9 +12,9 @@ from engine.core.scheduler import Scheduler
 from engine.core.scheduler_report import PauseState
 from engine.core.trace.inputs import ENDINGS
 from engine.core.traced_scheduler import TracedScheduler
-from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, ToolSignal, ToolState
-from engine.process.lessons import ModelLearned
-from engine.row_failures import NOT_NUMBERS
+from engine.records.lessons import ModelLearned
+from engine.records.messages import JobFinished, Signal, ToolCall, ToolGapStarted, ToolSignal, ToolState
+from engine.records.row_failures import NOT_NUMBERS
 from eval.trace.recorded_groups import recorded_groups
 from eval.trace.replay.block_names import BlockNames
 from eval.trace.replay.errors import NotReplayableError

@@ -9,10 +9,10 @@ from typing import cast, overload
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
-from engine.kv_transfer.messages import KVLeaseOrder, KVTransfer, RemotePrefix
-from engine.messages import JobRef, MediaSpan
-from engine.sampling_params import SamplingParams
-from engine.structured_output.params import StructuredOutputsParams
+from engine.records.kv_transfer import KVLeaseOrder, KVTransfer, RemotePrefix
+from engine.records.messages import JobRef, MediaSpan
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from eval.trace.replay.block_names import Segment
 from eval.trace.replay.errors import NotReplayableError
 from tracing.events import RequestArrived

@@ -16,7 +16,7 @@ from continuum.cli.serve_args import continuum_config, engine_config, server_con
 from continuum.cli.serve_flags import add_serve_arguments
 from continuum.config import ContinuumConfig
 from engine.api.config import ServerConfig
-from engine.config import (
+from engine.config.engine_config import (
     CacheConfig,
     EngineConfig,
     ModelConfig,

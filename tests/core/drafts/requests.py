@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from engine.core.kv_cache.block_hash import BlockHasher
 from engine.core.request import Request
-from engine.messages import JobRef
-from engine.sampling_params import SamplingParams
+from engine.records.messages import JobRef
+from engine.records.sampling_params import SamplingParams
 
 BLOCK_SIZE = 4
 

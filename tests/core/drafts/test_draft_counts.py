@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.outputs import ModelRunnerOutput
 from engine.core.policy import FcfsPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
-from engine.reported_stats import SpecDecodingStats
-from engine.row_failures import NOT_NUMBERS
-from engine.sampling_params import SamplingParams
+from engine.records.reported_stats import SpecDecodingStats
+from engine.records.row_failures import NOT_NUMBERS
+from engine.records.sampling_params import SamplingParams
 
 END = 99
 """The stop token."""

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.config.speculative import SpeculativeConfig
 from engine.core.drafts import suffix
 from engine.core.drafts.suffix import SuffixDrafter
-from engine.speculative_config import SpeculativeConfig
 from tests.core.drafts.requests import job_of, make_request, say
 
 SYSTEM = [100, 101, 102, 103]

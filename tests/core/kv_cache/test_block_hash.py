@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine.core.kv_cache.block_hash import BlockHasher
 from engine.core.request import Request
-from engine.messages import MediaSpan
-from engine.sampling_params import SamplingParams
+from engine.records.messages import MediaSpan
+from engine.records.sampling_params import SamplingParams
 
 HASHER = BlockHasher(4)
 TOKENS = st.lists(st.integers(0, 3), max_size=20)

@@ -15,7 +15,7 @@ from engine.core.offload.disk_tier import DiskLevel
 from engine.core.policy import FcfsPolicy, PriorityPolicy
 from engine.core.request import RequestStatus
 from engine.core.scheduler_report import PauseState
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from tests.core.engine_room import EngineRoom
 from tests.core.kv_memory import LoadFate
 from tests.core.test_scheduler_machine import ChaosPolicy

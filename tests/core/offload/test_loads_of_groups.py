@@ -11,7 +11,7 @@ import pytest
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.offload.disk_tier import DiskLevel
 from engine.core.request import Request, RequestStatus
-from engine.kv_cache_groups import KVCacheGroup, groups_of
+from engine.records.kv_cache_groups import KVCacheGroup, groups_of
 from tests.core.engine_room import EngineRoom
 
 FULL_AND_WINDOW = (KVCacheGroup((0,)), KVCacheGroup((1,), 8))

@@ -11,8 +11,8 @@ from engine.core.policy import fcfs
 from engine.core_process.engine_core import LOAD_POLL_S, EngineCore
 from engine.executor import Executor
 from engine.frontend.llm import engine_config
-from engine.messages import AbortRequest, EngineCoreOutput, EngineCoreRequest, FinishReason
-from engine.sampling_params import SamplingParams
+from engine.records.messages import AbortRequest, EngineCoreOutput, EngineCoreRequest, FinishReason
+from engine.records.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
 
 PROMPT = [7] * 320

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from engine.core.policy import PolicyContext
-from engine.messages import JobFinished, ToolCall, ToolGapStarted
+from engine.records.messages import JobFinished, ToolCall, ToolGapStarted
 from eval.baselines.catalog import parse_policy
 from tests.core.engine_room import EngineRoom
 

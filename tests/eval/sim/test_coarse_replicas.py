@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum.cli.main import main
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.policy import fcfs
 from eval.baselines.knowledge import NamedPolicy

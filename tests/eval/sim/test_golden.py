@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.kv_cache.block_hash import BlockHasher
 from engine.core.outputs import SchedulerOutput
 from engine.core.step import Step
-from engine.messages import EngineCoreOutput
+from engine.records.messages import EngineCoreOutput
 from eval.sim.event_heap import EventHeap
 from eval.sim.replicas import exact
 from eval.sim.replicas.exact import ExactReplica

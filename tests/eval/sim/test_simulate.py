@@ -10,7 +10,7 @@ import pytest
 from continuum.cli.main import main
 from continuum.learning.tool_stats import ToolStats
 from continuum.tuning import Tuning
-from engine.messages import ToolCall
+from engine.records.messages import ToolCall
 from eval.load.records import told
 from eval.report.metrics import RunResult
 from eval.report.results import read_results

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.policy import PolicyFactory, fcfs
 from eval.baselines.knowledge import NamedPolicy
 from eval.errors import WorkloadError

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.frontend.llm import LLM
-from engine.kv_cache_groups import one_group
-from engine.sampling_params import SamplingParams
+from engine.records.kv_cache_groups import one_group
+from engine.records.sampling_params import SamplingParams
 from engine.worker.attention.backend import AttentionBackend, AttentionBatch
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.cpu import cores
 from engine.worker.cpu.cores import AFFINITY_VARIABLES, cores_for, usable_cpus
 from engine.worker.loading.tiny_models import make_model_folder

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.worker.cpu.onednn_linear import OneDNNEmbedding, OneDNNLinear, can_pack
 from engine.worker.cpu.packed_weights import PackedEmbedding, compiled_gemm
 from engine.worker.loading.loader import load_model

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ConfigError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.cpu.kernels.weights import CompiledGemm
 from engine.worker.cpu.packed_weights import compiled_gemm, interleaved_linear
 from engine.worker.cpu.quantization import GROUP_SIZE

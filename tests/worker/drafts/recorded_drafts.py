@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.executor import PendingOutput
 from engine.worker.executor import UniProcExecutor

@@ -12,11 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from continuum.cli.main import main
+from engine.config.speculative import SpeculativeConfig
 from engine.core.drafts.lengths import MIN_CHANCE
 from engine.errors import ConfigError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
-from engine.speculative_config import SpeculativeConfig
+from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.drafts.head_folders import sharpen
 from tests.worker.drafts.recorded_drafts import DraftRecord, RecordingExecutor

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from engine.config.speculative import SpeculativeConfig
 from engine.errors import ConfigError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
-from engine.speculative_config import SpeculativeConfig
+from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.conftest import VARIANTS
 from tests.worker.drafts.head_folders import (

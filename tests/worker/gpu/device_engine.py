@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from engine.config import ModelConfig, SchedulerConfig
+from engine.config.engine_config import ModelConfig, SchedulerConfig
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.policy import FcfsPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
-from engine.kv_cache_groups import groups_of
-from engine.messages import TokenLogprobs
-from engine.sampling_params import SamplingParams
+from engine.records.kv_cache_groups import groups_of
+from engine.records.messages import TokenLogprobs
+from engine.records.sampling_params import SamplingParams
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.layer_places import LayerPlaces
 from engine.worker.gpu.device_batch import DeviceBatch

@@ -21,7 +21,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from engine.frontend.llm import LLM, engine_config
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.gpu.backend import GPUBackend
 from engine.worker.gpu.triton_sampling import TritonSamplingOps
 from engine.worker.loading.loader import load_model

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig
 from engine.core.request import Request
 from engine.errors import ConfigError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.attention.selection import resolve_attention
 from engine.worker.gpu import backend, triton_paged
 from engine.worker.gpu.graph_sizes import GraphSizes

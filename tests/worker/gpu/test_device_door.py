@@ -8,8 +8,8 @@ import pytest
 
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import RequestOutput
-from engine.sampling_params import SamplingParams
-from engine.structured_output.params import StructuredOutputsParams
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.generation import Reference, random_tokens
 

@@ -11,7 +11,7 @@ import torch
 
 from engine.core.outputs import TokenMasks
 from engine.core.request import Request
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.gpu.graph_sizes import GraphSizes
 from engine.worker.gpu.warm_up import run_warm_up
 from tests.worker.conftest import ModelFolders

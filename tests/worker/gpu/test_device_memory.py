@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig
 from engine.worker import profile_run
 from engine.worker.gpu import backend
 from engine.worker.loading.loader import load_model

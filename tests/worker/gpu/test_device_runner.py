@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.core.outputs import TokenMasks
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.gpu.graph_sizes import GraphSizes
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens

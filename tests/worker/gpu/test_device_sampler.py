@@ -18,7 +18,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.gpu import triton_sampling
 from engine.worker.gpu.device_sampler import MAX_LISTED, DeviceSampler, Sampled
 from engine.worker.gpu.sampling_ops import SamplingOps

@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.conftest import ModelFolders
 from tests.worker.counted_drafts import DraftCounts

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.config import ModelConfig
-from engine.kv_cache_groups import one_group
+from engine.config.engine_config import ModelConfig
+from engine.records.kv_cache_groups import one_group
 from engine.worker.attention.backend import AttentionBatch
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention

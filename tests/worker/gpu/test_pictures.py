@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.row_failures import PICTURE_LOST
+from engine.records.row_failures import PICTURE_LOST
 from tests.pictures.picture_engine import greedy, picture_engine, tokens_of
 from tests.pictures.picture_folders import make_picture_folder, picture
 from tests.pictures.reference import PictureReference

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import random_tokens
 from tests.worker.test_prompt_logprobs import check

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.kv_cache_groups import one_group
+from engine.records.kv_cache_groups import one_group
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.generation import Reference
 from tests.worker.hand_plans import HandPlans

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.gpu.graph_sizes import GraphSizes
 from engine.worker.gpu.staging import Staging, words_of
 from engine.worker.gpu.streams import HostStreams, Mark

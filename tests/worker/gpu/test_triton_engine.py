@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig
 from engine.errors import ConfigError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.attention import selection
 from engine.worker.attention.selection import resolve_attention
 from engine.worker.executor import UniProcExecutor

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.gpu import triton_attention
 from engine.worker.gpu.kv_splits import Splits, SplitScratch
 from engine.worker.gpu.step_batch import StepBatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.worker.gpu.torch_ops import TorchOps
 from engine.worker.gpu.triton_ops import TritonOps
 from engine.worker.gpu.waitless import GroupedExperts, group_experts, never_waits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.worker.gpu import device_sampler
 from engine.worker.gpu.backend import GPUBackend
 from engine.worker.gpu.graph_sizes import GraphSizes

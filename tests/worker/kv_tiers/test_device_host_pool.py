@@ -18,7 +18,7 @@ from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request
 from engine.frontend.llm import LLM
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.worker import executor
 from engine.worker.kv_tiers.device_host_pool import DeviceHostPool, select_host_pool
 from engine.worker.kv_tiers.disk_pool import DiskPool, TransferReports

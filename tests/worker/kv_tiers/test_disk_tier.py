@@ -17,11 +17,11 @@ import httpx
 import pytest
 import torch
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig
 from engine.core.outputs import DiskReads
 from engine.errors import ConfigError, ModelLoadError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.executor import UniProcExecutor
 from engine.worker.kv_tiers.disk_pool import DiskPool
 from tests.api.server import is_alive, running_server

@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.executor import UniProcExecutor
 from tests.api.server import running_server
 from tests.worker.conftest import ModelFolders

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.loader import load_model
 from engine.worker.loading.tiny_models import make_model_folder
 from engine.worker.models.decoder import Decoder

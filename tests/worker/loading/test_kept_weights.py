@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.worker.cpu.kernels.weights import CompiledGemm
 from engine.worker.cpu.packed_weights import PackedWeightLinear, Weight4, Weight8
 from engine.worker.cpu.quantized_linear import Int4Linear, Int8Linear

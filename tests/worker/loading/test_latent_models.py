@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV2Config, DeepseekV3Config
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.cpu.packed_weights import compiled_gemm
 from engine.worker.loading.loader import load_model
 from engine.worker.loading.model_folder import read_config

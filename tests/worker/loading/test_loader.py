@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.worker.loading.loader import load_model
 from engine.worker.models.decoder import Decoder

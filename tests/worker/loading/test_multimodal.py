@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.errors import ModelLoadError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.tokenization.tokenizer import Tokenizer
 from engine.worker.loading.loader import load_model
 from engine.worker.loading.text_decoder import MULTIMODAL_TYPES, decoder_name

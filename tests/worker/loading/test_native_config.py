@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.worker.loading.model_folder import choose_dtype, choose_max_model_len, read_config
 from engine.worker.loading.native_config import NativeConfig, native_config
 from engine.worker.models.base import architecture_of

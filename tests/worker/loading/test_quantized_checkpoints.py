@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.tokenization.tokenizer import Tokenizer
 from engine.worker.cpu.quantized_linear import Int8Linear
 from engine.worker.loading.checkpoint import Checkpoint

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.worker.cpu.kernels.weights import CompiledGemm
 from engine.worker.cpu.packed_experts import PackedExperts
 from engine.worker.loading.checkpoint import Checkpoint

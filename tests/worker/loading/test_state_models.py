@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GraniteMoeHybridConfig, Qwen3NextConfig
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.executor import ModelInfo
 from engine.frontend.llm import LLM
-from engine.kv_cache_groups import attention_groups, blocks_per_state
-from engine.sampling_params import SamplingParams
+from engine.records.kv_cache_groups import attention_groups, blocks_per_state
+from engine.records.sampling_params import SamplingParams
 from engine.worker.executor import UniProcExecutor
 from engine.worker.loading.loader import load_model
 from engine.worker.model_states import attention_beside_states

@@ -14,12 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
+from engine.config.lora import LoRAConfig
 from engine.errors import ConfigError, RequestError
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import CompletionOutput
-from engine.lora import CONFIG_FILE, WEIGHTS_FILE, LoRAConfig, LoRARequest, find_adapter
-from engine.sampling_params import SamplingParams
+from engine.records.adapters import CONFIG_FILE, WEIGHTS_FILE, LoRARequest, find_adapter
+from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.loader import load_model
 from engine.worker.loading.tiny_models import make_model_folder
 from engine.worker.lora.adapter_store import STEPS_TO_STAY, open_adapters

@@ -11,8 +11,8 @@ from engine.core_process import step_costs
 from engine.errors import ConfigError
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import CompletionOutput
-from engine.sampling_params import SamplingParams
-from engine.structured_output.params import StructuredOutputsParams
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from tests.worker.conftest import ModelFolders
 from tests.worker.counted_drafts import DraftCounts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from tests.worker.conftest import WITH_STATES, ModelFolders
 from tests.worker.generation import Reference, SmallEngine, random_tokens
 from tests.worker.parallel.ranks import two_ranks

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig, ModelConfig
+from engine.config.engine_config import EngineConfig, ModelConfig
 from engine.core.outputs import NO_MASKS, CachedRequestData, SchedulerOutput
 from engine.worker.ranks import rank_proc
 from engine.worker.ranks.rank_messages import RankPlace, RankStart, StepPlan

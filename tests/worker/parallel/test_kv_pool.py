@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.errors import ModelLoadError
-from engine.kv_cache_groups import groups_of, one_group
+from engine.records.kv_cache_groups import groups_of, one_group
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.kv_pool import choose_num_blocks
 from tests.worker.parallel.ranks import LoneRank

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig
 from engine.errors import ConfigError
 from engine.worker.loading.checkpoint import Checkpoint
 from engine.worker.loading.formats.stored_tensor import TensorEntry, TensorFiles

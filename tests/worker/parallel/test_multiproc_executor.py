@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig
+from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig
 from engine.core.outputs import ModelRunnerOutput
 from engine.errors import EngineDeadError, EngineError, ModelLoadError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
-from engine.structured_output.params import StructuredOutputsParams
+from engine.records.sampling_params import SamplingParams
+from engine.records.structured_outputs import StructuredOutputsParams
 from engine.worker.ranks.multiproc_executor import MultiprocExecutor
 from engine.worker.ranks.report_merger import ReportMerger
 from tests.processes.support import has_gone

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from continuum.cli.main import main
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.tokenization.tokenizer import Tokenizer
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import running_server

@@ -11,7 +11,7 @@ import pytest
 from continuum.cli.main import main
 from engine.errors import ConfigError
 from engine.frontend.llm import LLM, engine_config
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from engine.worker.parallel.pipeline import PipelineStage
 from tests.worker.generation import Reference, random_tokens

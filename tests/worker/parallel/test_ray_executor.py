@@ -13,7 +13,7 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.frontend.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.records.sampling_params import SamplingParams
 from tests.api.server import running_server
 from tests.child_processes import processes_with
 from tests.processes.support import has_gone

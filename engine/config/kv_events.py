@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.config.json_options import check_names, make_record, read_fields
 from engine.errors import ConfigError
-from engine.json_options import check_names, make_record, read_fields
 
 OPTION = "kv_events_config"
 EXAMPLE = '{"enable_kv_cache_events": true}'

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.config.json_options import read_fields
 from engine.errors import ConfigError
-from engine.json_options import read_fields
 
 FIELDS = ("architectures", "classifier_from_token", "is_original_qwen3_reranker", "method")
 TWO_WAY = "from_2_way_softmax"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from engine.config import EngineConfig
+    from engine.config.engine_config import EngineConfig
 
 MAX_ENGINES = 1024
 DATA_PARALLEL_BACKENDS = ("mp", "ray")

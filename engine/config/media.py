@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.config.json_options import read_fields
 from engine.errors import ConfigError
-from engine.json_options import read_fields
 
 _HOST = re.compile(r"[A-Za-z0-9.:_-]+")
 _PIXEL_LIMITS = ("min_pixels", "max_pixels")

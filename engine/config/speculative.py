@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config_checks import at_least
+from engine.config.checks import at_least
+from engine.config.json_options import check_names, make_record, read_fields
 from engine.errors import ConfigError
-from engine.json_options import check_names, make_record, read_fields
 
 METHODS_WITH_A_FOLDER = ("draft_model", "eagle", "eagle3")
 METHODS_WITH_WEIGHTS = (*METHODS_WITH_A_FOLDER, "mtp")

@@ -9,14 +9,14 @@ import math
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from engine.config_checks import at_least, one_of
+from engine.config.checks import at_least, one_of
+from engine.config.kv_events import KVEventsConfig
+from engine.config.kv_transfer import KVTransferConfig
+from engine.config.lora import LoRAConfig
+from engine.config.parallel import ParallelConfig
+from engine.config.pooling import PoolingConfig
+from engine.config.speculative import SpeculativeConfig
 from engine.errors import ConfigError
-from engine.kv_events_config import KVEventsConfig
-from engine.kv_transfer.config import KVTransferConfig
-from engine.lora import LoRAConfig
-from engine.parallel_config import ParallelConfig
-from engine.pooling.config import PoolingConfig
-from engine.speculative_config import SpeculativeConfig
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from engine.errors import RequestError
-from engine.row_failures import NOTHING_ALLOWED
-from engine.structured_output.params import ReasoningSpan, StructuredOutputsParams, ThinkingLimit
+from engine.records.row_failures import NOTHING_ALLOWED
+from engine.records.structured_outputs import ReasoningSpan, StructuredOutputsParams, ThinkingLimit
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64

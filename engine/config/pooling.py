@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config_checks import one_of
+from engine.config.checks import one_of
+from engine.config.hf_overrides import ClassTokens, read_hf_overrides
 from engine.errors import ConfigError
-from engine.pooling.hf_overrides import ClassTokens, read_hf_overrides
 
 RUNNERS = ("auto", "generate", "pooling")
 POOLING_TYPES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")

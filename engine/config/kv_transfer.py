@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from engine.config.json_options import check_names, make_record, read_fields
 from engine.errors import ConfigError
-from engine.json_options import check_names, make_record, read_fields
 
 OPTION = "kv_transfer_config"
 EXAMPLE = '{"kv_connector": "TCPConnector", "kv_role": "kv_both"}'

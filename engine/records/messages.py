@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
-from engine.kv_transfer.messages import KVLeased, KVTransfer
-from engine.lora import Adapter
-from engine.media.picture import PictureModel, Pixels
-from engine.pooling.params import Pooled, PoolingModel, PoolingParams
-from engine.process.lessons import ModelLearned
-from engine.reported_stats import SchedulerStats
-from engine.routed_experts import RoutedExperts
-from engine.sampling_params import SamplingParams
+from engine.records.adapters import Adapter
+from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.records.kv_transfer import KVLeased, KVTransfer
+from engine.records.lessons import ModelLearned
+from engine.records.picture import PictureModel, Pixels
+from engine.records.pooling import Pooled, PoolingModel, PoolingParams
+from engine.records.reported_stats import SchedulerStats
+from engine.records.routed_experts import RoutedExperts
+from engine.records.sampling_params import SamplingParams
 from tracing.events import BaseReceipt
 
 

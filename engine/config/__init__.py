@@ -1,0 +1,1 @@
+"""The records of options, one module for each section of the flags, and their checks."""

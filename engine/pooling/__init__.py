@@ -1,1 +1,0 @@
-"""Embeddings, classes and scores instead of text: parameters of requests and properties of models."""

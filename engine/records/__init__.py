@@ -1,0 +1,1 @@
+"""What crosses processes: messages, parameters of requests, statistics, events."""
