@@ -6,8 +6,9 @@ change them at random (``operators.py``) while they answer greedy, sampled, cons
 with shared prefixes in too few blocks; some clients disconnect early. Each answer must equal that of an
 engine without these features for the request alone, with the currently loaded weights and adapter.
 
-A server that rejects its features at the start must name the reason; the draw then counts as rejected. Exits
-with 1 at the first wrong answer, and prints the seed that repeats the draw.
+Features that the command line rejects are drawn again. A server that rejects its features later, when it
+has seen the model, must name the reason; the draw then counts as rejected. Exits with 1 at the first wrong
+answer, and prints the seed that repeats the draw.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from typing import Any
 import httpx
 import pytest
 
+from continuum.cli.serve_args import engine_config
+from continuum.cli.serve_flags import add_serve_arguments
+from engine.errors import ConfigError
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import CompletionOutput
 from engine.records.adapters import LoRARequest
@@ -87,13 +91,33 @@ class Setting:
     num_cores: int
     flags: tuple[str, ...]
 
+    @property
+    def serve_flags(self) -> tuple[str, ...]:
+        return ("--max-model-len", str(MAX_MODEL_LEN), "--device", "cpu", *self.flags)
+
     def __str__(self) -> str:
         return f"{self.family}: {' '.join(self.flags)}"
 
 
 def draw(random: Random, folder: Path) -> Setting:
-    """Draws a setting. ``folder``: the place for data of tiers and connectors."""
+    """Draws a setting that the command line accepts. ``folder``: for data of tiers and connectors."""
+    while True:
+        setting = _draw(random, folder)
+        try:
+            _check(setting)
+        except ConfigError:
+            continue
+        return setting
 
+
+def _check(setting: Setting) -> None:
+    """ConfigError if these flags cannot be combined."""
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    engine_config(parser.parse_args(["model", *setting.serve_flags]))
+
+
+def _draw(random: Random, folder: Path) -> Setting:
     def some(chance: float, *flags: str) -> tuple[str, ...]:
         return flags if random.random() < chance else ()
 
@@ -242,11 +266,12 @@ def play(
 ) -> Counter[str]:
     """Plays this many rounds on one server. Raises AssertionError at the first wrong answer, and ServerEnded
     if the server rejects the setting."""
-    flags = ("--max-model-len", str(MAX_MODEL_LEN), "--device", "cpu", *setting.flags)
     with ExitStack() as closing:
         world = AloneWorld(base, random, setting, closing)
         pool = closing.enter_context(ThreadPoolExecutor(10))
-        server = closing.enter_context(running_server(world.folders[0], *flags, log=base / "log"))
+        server = closing.enter_context(
+            running_server(world.folders[0], *setting.serve_flags, log=base / "log")
+        )
         to = Operated(server, world, world.folders[0], setting.num_cores)
         closing.callback(to.close)
         rounds = CombinedRounds(world, random, pool)
