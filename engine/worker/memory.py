@@ -7,9 +7,10 @@ import math
 import mmap
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -21,11 +22,16 @@ _M_MMAP_THRESHOLD = -3
 _MADV_POPULATE_WRITE = 23
 _MADV_COLLAPSE = 25
 _HUGE_PAGE = 2**21
-_POPULATED_AT_ONCE = 32 * 2**20
-_LOWEST_PRIORITY = 19
+_LEAST_POPULATED = 32 * 2**20
+"""Less memory than this is left to page faults."""
+_PAUSE = 3.0
+"""Background work pauses this many times as long as its last piece took: it uses a quarter of a core.
+
+It has the usual priority, and pieces of one huge page. Each piece holds the process's memory-map lock, and
+while other processes keep a holder of low priority off its core, every thread that maps memory waits for it.
+"""
 BACKGROUND_DELAY_S = 2.0
-"""Delay before background work starts. The work takes the process's memory-map lock; while other processes
-keep the holder of that lock off its CPU core, a starting server would wait for the lock again and again."""
+"""Delay before background work starts, so that a starting server does not wait for that lock."""
 
 
 class _Host:
@@ -65,7 +71,7 @@ def zeros_on_host(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     A page that is touched earlier is faulted in at once, as usual.
     """
     memory = _map_huge_pages(shape, dtype)
-    if len(memory) > _POPULATED_AT_ONCE:
+    if len(memory) > _LEAST_POPULATED:
         reference = weakref.ref(memory)
         _run_in_background("populate", lambda: _populate(reference))
     return _as_tensor(memory, shape, dtype)
@@ -103,8 +109,8 @@ def release_pages(tensor: torch.Tensor) -> None:
 
 
 def use_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
-    """Collapse the memory of tensors from ``empty_pages`` into huge pages, in the background at idle
-    priority: doing it on first touch takes seconds (Linux 6.1 and later)."""
+    """Collapse the memory of tensors from ``empty_pages`` into huge pages, in the background: doing it on
+    first touch takes seconds (Linux 6.1 and later)."""
     starts = [start for tensor in tensors for start in _whole_huge_pages(tensor)]
     _run_in_background("large-pages", lambda: _collapse(starts))
 
@@ -129,11 +135,12 @@ def _whole_huge_pages(tensor: torch.Tensor) -> range:
 def _collapse(starts: Sequence[int]) -> None:
     """Collapse each range into a huge page. One that the system cannot move now, because something else uses
     it, stays as it is."""
-    madvise = _madvise_at_lowest_priority()
+    madvise = _madvise()
     if madvise is None:
         return
     for start in starts:
-        madvise(start, _HUGE_PAGE, _MADV_COLLAPSE)
+        with _pause_after():
+            madvise(start, _HUGE_PAGE, _MADV_COLLAPSE)
 
 
 def _map(num_bytes: int) -> mmap.mmap:
@@ -156,28 +163,36 @@ def _address(memory: mmap.mmap) -> int:
 
 
 def _populate(reference: weakref.ref[mmap.mmap]) -> None:
-    """Populate all pages without changing them, at idle priority (Linux 5.14 and later), while the memory is
-    still referenced and not released."""
-    madvise = _madvise_at_lowest_priority()
+    """Populate all pages without changing them (Linux 5.14 and later), while the memory is still referenced
+    and not released."""
+    madvise = _madvise()
     start = 0
     while madvise is not None and (memory := reference()) is not None and start < len(memory):
         if any(0 <= released - _address(memory) < len(memory) for released in _released):
             return
-        num_bytes = min(_POPULATED_AT_ONCE, len(memory) - start)
-        if madvise(_address(memory) + start, num_bytes, _MADV_POPULATE_WRITE):
+        num_bytes = min(_HUGE_PAGE, len(memory) - start)
+        with _pause_after():
+            failed = madvise(_address(memory) + start, num_bytes, _MADV_POPULATE_WRITE)
+            del memory  # not referenced during the pause
+        if failed:
             return
         start += num_bytes
-        del memory
 
 
-def _madvise_at_lowest_priority() -> Callable[[int, int, int], int] | None:
-    """Give the calling thread the lowest priority and return madvise(2), or None where the system has none.
-    Python's own ``mmap.madvise`` holds the GIL."""
+@contextmanager
+def _pause_after() -> Iterator[None]:
+    """Sleep after a piece of background work, in proportion to the time that it took."""
+    began_s = time.monotonic()
+    yield
+    time.sleep(_PAUSE * (time.monotonic() - began_s))
+
+
+def _madvise() -> Callable[[int, int, int], int] | None:
+    """Return madvise(2), or None where the system has none. Python's own ``mmap.madvise`` holds the GIL."""
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
-    if madvise is None or not hasattr(os, "setpriority"):
+    if madvise is None:
         return None
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
     typed: Callable[[int, int, int], int] = madvise
     return typed
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,26 @@ def test_a_pool_goes_with_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     [waits] = set(threading.enumerate()) - others
     assert isinstance(waits, threading.Timer)
     waits.cancel()
+
+
+@pytest.mark.skipif(not hasattr(os, "getpriority"), reason="the system has no priorities of threads")
+def test_background_work_has_the_usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the memory-map lock: with a low priority, other processes would keep it off its core while
+    every thread of this one waits."""
+    seen = []
+
+    def sleep(seconds: float) -> None:
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    monkeypatch.setattr(memory, "BACKGROUND_DELAY_S", 0.0)
+    monkeypatch.setattr(time, "sleep", sleep)
+    others = set(threading.enumerate())
+    pool = memory.zeros_on_host((2**26,), torch.uint8)
+    for thread in set(threading.enumerate()) - others:
+        thread.join()
+    assert pool.count_nonzero() == 0
+    assert len(seen) == 2**26 // memory._HUGE_PAGE
+    assert set(seen) == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
 @pytest.mark.long
