@@ -18,6 +18,8 @@ from continuum.jobs.job import BranchTip, Turn
 from continuum.jobs.registry import JobRegistry
 from continuum.jobs.stale_prefixes import StalePrefixes
 from continuum.jobs.turns import Turns
+from continuum.learning.answer_returns import AnswerReturns
+from continuum.learning.context_growth import ContextGrowth
 from continuum.learning.gap_corrections import GapCorrections
 from continuum.learning.gap_learner import GapLearner
 from continuum.learning.job_work import JobWork
@@ -115,7 +117,8 @@ class ContinuumPolicy(SchedulingPolicy):
             self._jobs, block_size, infer_jobs=config.infer_jobs, on_new_turn=self._work.turn_began
         )
         aging = Aging()
-        working_set = WorkingSet(self.tools, context, config)
+        growth = ContextGrowth(context, config.growth_horizon_s)
+        working_set = WorkingSet(self.tools, growth, context, config)
         ranks = self.ranks(
             config,
             self._work,
@@ -134,6 +137,7 @@ class ContinuumPolicy(SchedulingPolicy):
             patience_s=config.patience_s if context.has_host_tier else math.inf,
         )
         # Retention of KV, and revocable pins.
+        answers = AnswerReturns(config.answer_ttl_s)
         self._retention = Retention(
             context,
             config,
@@ -141,6 +145,7 @@ class ContinuumPolicy(SchedulingPolicy):
             self.choose_ttl,
             tools=self.tools,
             kv_cost=self._kv_cost,
+            answers=answers,
             queue_delay=self._queue_delay,
             forecast=self._work.forecast,
             published=published,
@@ -164,8 +169,8 @@ class ContinuumPolicy(SchedulingPolicy):
         self._branches = Branches(
             block_size,
             (
-                *(self._jobs, self._stale_prefixes, self._corrections, working_set, self._gaps, self._work),
-                *(remaining, tally, self._retention, self._trace),
+                *(self._jobs, self._stale_prefixes, self._corrections, growth, working_set, self._gaps),
+                *(self._work, remaining, answers, tally, self._retention, self._trace),
             ),
         )
         self._signals = ToolSignals(
@@ -226,7 +231,7 @@ class ContinuumPolicy(SchedulingPolicy):
         turn = self._close_turn(request, now)
         if turn is None:
             return None
-        self._kv_cost.observe(turn)
+        self._kv_cost.observe(turn, now)
         self._work.turn_ended(turn, now)
         self._trace.turn_ended(turn, now)
         receipt = make_receipt(turn)

@@ -71,8 +71,11 @@ class Tuning:
     pool_horizon_s: float = 50.0
     """The horizon in seconds if there is no host tier: a turn that is away for longer finds nothing
     retained."""
+    growth_horizon_s: float = 25.0
+    """How far ahead the growth of contexts counts when a job may begin, in seconds: by the time that a job
+    grows later, others have ended."""
     small_job_share: float = 0.01
-    """A new job whose first prompt takes less than this share of the pool is not kept waiting."""
+    """A new job that is expected to need less than this share of the pool is not kept waiting."""
     prefill_smoothing: float = SMOOTHING
     """Weight of a new step against earlier ones of its size in the estimated cost of a prefill."""
     first_tokens_per_s: float = DEFAULT_TOKENS_PER_S

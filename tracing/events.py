@@ -510,7 +510,11 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
     reported_remaining_s: float | None = None
     """Remaining seconds of the calls, as the client reported."""
     needed_blocks: int = 0
-    """For ``turn_parked``: blocks that the jobs already started are predicted to need."""
+    """For ``turn_parked``: blocks that the jobs already started are predicted to need, ``ahead_s`` later."""
+    own_blocks: int = 0
+    """For ``turn_parked``: blocks that the job itself is predicted to need then."""
+    ahead_s: float = 0.0
+    """For ``turn_parked``: how many seconds later they are predicted to need most."""
     allowed_blocks: int = 0
     """For ``turn_parked``: the maximum number of blocks that they and this job may need."""
 

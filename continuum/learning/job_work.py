@@ -42,7 +42,7 @@ class JobWork(BranchListener):
             return
         num_turns = 1
         if job.course is None:
-            job.course = self.forecast.course(_kind_name(job), request.num_prompt_tokens)
+            job.course = self.forecast.course(kind_name(job), request.num_prompt_tokens)
             num_turns = job.num_turns
         for _ in range(num_turns):
             job.course.begin_turn()
@@ -66,7 +66,7 @@ class JobWork(BranchListener):
         if turn.predicted_excess_s is not None:
             return turn.predicted_excess_s
         course = turn.job.course
-        return course.excess_s if course is not None else self.forecast.excess_s(_kind_name(turn.job))
+        return course.excess_s if course is not None else self.forecast.excess_s(kind_name(turn.job))
 
 
 def kind_of(request: Request, num_blocks: int) -> BlockHash | None:
@@ -75,6 +75,6 @@ def kind_of(request: Request, num_blocks: int) -> BlockHash | None:
     return request.block_hashes[num_blocks - 1] if 0 < num_blocks <= len(request.block_hashes) else None
 
 
-def _kind_name(job: Job) -> Hashable | None:
+def kind_name(job: Job) -> Hashable | None:
     """The name of the job's kind. Equal prompts of two tenants are two kinds."""
     return None if job.kind is None else (job.tenant, job.kind)

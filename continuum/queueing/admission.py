@@ -3,9 +3,10 @@
 If more jobs have begun than fit, each turn evicts blocks that another turn will need. The capacity is the
 host tier if there is one; else the pool, and then only turns that return soon count. A running turn needs its
 context, except for what it shares with earlier turns; a turn in a tool call needs it in proportion to the
-probability of its return. Jobs of a worse priority do not count, because their pins give way. Each event
-costs O(log n): a return probability, which changes with time alone, is updated at geometrically growing
-intervals.
+probability of its return. What jobs need is predicted for some times ahead, because contexts grow and jobs
+end (``ContextGrowth``); a new job may begin if it fits at each of them. Jobs of a worse priority do not
+count, because their pins give way. Each event costs O(log n): a return probability, which changes with time
+alone, is updated at geometrically growing intervals.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from itertools import count
+from operator import add, sub
 from typing import NamedTuple
 
 from continuum.jobs.branches import BranchEnd, BranchListener
 from continuum.jobs.job import BranchTip, Job, Turn
+from continuum.learning.context_growth import SHARES, Blocks, ContextGrowth
 from continuum.learning.tool_stats import ToolStats
 from continuum.tuning import Tuning
 from engine.core.kv_cache.block_hash import BlockHash
@@ -29,21 +32,35 @@ LATER_LOOKS = 1.5
 """The probability of a return is updated when the time since the turn's end has grown by this factor."""
 
 
+NOTHING: Blocks = (0,) * len(SHARES)
+
+
 class Need(NamedTuple):
     """The expected need of a turn that has begun."""
 
     priority: int
-    num_blocks: int
+    blocks: Blocks
     tenant: str
+
+
+class WorstNeed(NamedTuple):
+    """Expected blocks of the begun jobs and of a new one, at the time when they need most."""
+
+    begun_blocks: int
+    own_blocks: int
+    ahead_s: float
 
 
 class WorkingSet(BranchListener):
     """Blocks that the begun jobs are expected to need, and the new jobs that wait until they fit with
     these."""
 
-    def __init__(self, tools: ToolStats, context: PolicyContext, tuning: Tuning) -> None:
+    def __init__(
+        self, tools: ToolStats, growth: ContextGrowth, context: PolicyContext, tuning: Tuning
+    ) -> None:
         """``context`` states the sizes of the pool and the host tier."""
         self._tools = tools
+        self._growth = growth
         self._context = context
         self._num_each = context.blocks_per_block
         if context.has_host_tier:
@@ -61,9 +78,9 @@ class WorkingSet(BranchListener):
         self._parked: dict[str, str] = {}
         """Tenants of parked requests, by request id."""
         self._num_parked: Counter[str] = Counter()
-        self._needed: dict[int, int] = {}
+        self._needed: dict[int, Blocks] = {}
         """Expected blocks by job priority; priorities that need none are absent."""
-        self._needed_by: dict[str, int] = {}
+        self._needed_by: dict[str, Blocks] = {}
         """The same expected blocks by tenant."""
         self._looks: list[tuple[float, int, BranchTip]] = []
         self._numbers = count()
@@ -79,23 +96,36 @@ class WorkingSet(BranchListener):
         if not self._is_gated(turn) or not self._is_anybody_here(turn.request.priority):
             return True
         self._look_again(now)
-        own = self._own_blocks(turn.request, turn.job)
-        tenant = turn.request.tenant
-        if self.needed_before(turn.request) + own <= self.num_usable_blocks:
+        own = self.own_blocks(turn)
+        if max(_plus(self.needed_before(turn.request), own)) <= self.num_usable_blocks:
             return True
         # Each tenant may use an equal part, whatever the others have begun.
+        tenant = turn.request.tenant
         num_tenants = len(self._needed_by) + (tenant not in self._needed_by)
-        return (
-            num_tenants > 1 and (self._needed_by.get(tenant, 0) + own) * num_tenants <= self.num_usable_blocks
-        )
+        of_tenant = max(_plus(self._needed_by.get(tenant, NOTHING), own))
+        return num_tenants > 1 and of_tenant * num_tenants <= self.num_usable_blocks
+
+    def own_blocks(self, turn: Turn) -> Blocks:
+        """Expected blocks of a turn's job, except for what it shares with earlier turns."""
+        return self._growth.blocks(turn.job, turn.number, self._unshared_blocks(turn.request, turn.job))
+
+    def worst_need(self, turn: Turn) -> WorstNeed:
+        """What the begun jobs and the turn's job are expected to need when they need most."""
+        needed, own = self.needed_before(turn.request), self.own_blocks(turn)
+        both = _plus(needed, own)
+        worst = both.index(max(both))
+        return WorstNeed(needed[worst], own[worst], self._growth.times_s[worst])
 
     def _is_anybody_here(self, priority: int) -> bool:
         return any(need.priority <= priority for need in self._here.values())
 
-    def needed_before(self, request: Request) -> int:
+    def needed_before(self, request: Request) -> Blocks:
         """Blocks that the begun jobs are expected to need, except those of a worse priority."""
-        needed = (num for priority, num in self._needed.items() if priority <= request.priority)
-        return sum(needed)
+        needed = NOTHING
+        for priority, blocks in self._needed.items():
+            if priority <= request.priority:
+                needed = _plus(needed, blocks)
+        return needed
 
     def park(self, turn: Turn) -> bool:
         """Orders the request after all that may start; returns False if it was parked already."""
@@ -124,19 +154,25 @@ class WorkingSet(BranchListener):
             del self._num_parked[tenant]
 
     def _is_gated(self, turn: Turn) -> bool:
-        """Whether the turn is the first of its job, has not run yet, and needs more than
-        ``small_job_share``."""
+        """Whether the turn is the first of its job, has not run yet, and the job is expected to need more
+        than ``small_job_share``."""
         if turn.number > 1 or turn.tip is not None or turn.request.status is RequestStatus.PREEMPTED:
             return False
-        return self._blocks(turn.request.num_tokens) > self._little
+        own = self._growth.blocks(turn.job, turn.number, self._blocks(turn.request.num_tokens))
+        return max(own) > self._little
 
     # ---- which turns have begun ----
 
-    def came(self, request: Request, job: Job | None) -> None:
+    def came(self, request: Request, turn: Turn | None) -> None:
         """Counts the need of a request that is admitted, until ``went``, whether it runs or not."""
         self._unpark(request.request_id)
-        tenant = request.tenant if job is None else job.tenant or ""
-        need = Need(request.priority, self._own_blocks(request, job), tenant)
+        tenant = request.tenant
+        if turn is None:
+            blocks = (self._unshared_blocks(request, None),) * len(SHARES)
+        else:
+            tenant = turn.job.tenant or ""
+            blocks = self.own_blocks(turn)
+        need = Need(request.priority, blocks, tenant)
         self._put(self._here, request.request_id, need)
 
     def went(self, request: Request) -> None:
@@ -160,7 +196,7 @@ class WorkingSet(BranchListener):
     def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
         """Counts the turn as present from now on, although it waits."""
         self._forget(tip)
-        self.came(turn.request, tip.job)
+        self.came(turn.request, turn)
 
     def on_superseded(self, tip: BranchTip, turn: Turn, num_shared_blocks: int, now: float) -> None:
         self._forget(tip)
@@ -188,41 +224,51 @@ class WorkingSet(BranchListener):
                 heapq.heappush(self._looks, (tip.ended_s + LATER_LOOKS * elapsed_s, number, tip))
 
     def _weigh(self, tip: BranchTip, now: float) -> None:
-        """Updates the tip's need: its context and the growth of its next prompt, times the probability that
-        the turn comes."""
+        """Updates the tip's need: its context, the growth of its next prompt and of later ones, times the
+        probability that the turn comes."""
         probability = 0.0
         if not tip.is_at_rest:
             probability = self._tools.return_probability(tip, now + self._horizon_s, now)
             probability *= 1 - self._tools.last_turn_probability(tip.tools, tip.job.tenant)
+        shared_blocks = self._num_each * tip.job.num_shared_blocks
+        num_blocks = max(0, self._context.blocks_for(len(tip.chain)) - shared_blocks)
+        soon, *later = self._growth.blocks(tip.job, tip.turn_number, num_blocks)
         growth_tokens = self._tools.prompt_growth(tip.tools, tip.job.tenant) or 0.0
-        num_blocks = self._context.blocks_for(len(tip.chain)) - self._num_each * tip.job.num_shared_blocks
-        growth_blocks = self._num_each * growth_tokens / self._block_size
-        num_expected = max(0, round(probability * (num_blocks + growth_blocks)))
-        need = Need(tip.place[0], num_expected, tip.job.tenant or "")
+        soon_blocks = max(0.0, soon + self._num_each * growth_tokens / self._block_size)
+        blocks = tuple(round(probability * num) for num in (soon_blocks, *later))
+        need = Need(tip.place[0], blocks, tip.job.tenant or "")
         self._put(self._awaited, tip.request_id, need)
 
     def _put(self, part: dict[str, Need], name: str, need: Need) -> None:
         self._take(part, name)
         part[name] = need
-        if need.num_blocks:
-            self._needed[need.priority] = self._needed.get(need.priority, 0) + need.num_blocks
-            self._needed_by[need.tenant] = self._needed_by.get(need.tenant, 0) + need.num_blocks
+        if any(need.blocks):
+            self._needed[need.priority] = _plus(self._needed.get(need.priority, NOTHING), need.blocks)
+            self._needed_by[need.tenant] = _plus(self._needed_by.get(need.tenant, NOTHING), need.blocks)
 
     def _take(self, part: dict[str, Need], name: str) -> None:
         need = part.pop(name, None)
-        if need is None or not need.num_blocks:
+        if need is None or not any(need.blocks):
             return
-        num_left = self._needed.pop(need.priority) - need.num_blocks
-        if num_left:
-            self._needed[need.priority] = num_left
-        num_left = self._needed_by.pop(need.tenant) - need.num_blocks
-        if num_left:
-            self._needed_by[need.tenant] = num_left
+        left = _minus(self._needed.pop(need.priority), need.blocks)
+        if any(left):
+            self._needed[need.priority] = left
+        left = _minus(self._needed_by.pop(need.tenant), need.blocks)
+        if any(left):
+            self._needed_by[need.tenant] = left
 
-    def _own_blocks(self, request: Request, job: Job | None) -> int:
+    def _unshared_blocks(self, request: Request, job: Job | None) -> int:
         num_shared_blocks = 0 if job is None else job.num_shared_blocks
         return max(0, self._blocks(request.num_tokens) - self._num_each * num_shared_blocks)
 
     def _blocks(self, num_tokens: int) -> int:
         """Blocks of the pool that a computed context of this many tokens takes."""
         return self._context.blocks_for(-(-num_tokens // self._block_size))
+
+
+def _plus(these: Blocks, those: Blocks) -> Blocks:
+    return tuple(map(add, these, those))
+
+
+def _minus(these: Blocks, those: Blocks) -> Blocks:
+    return tuple(map(sub, these, those))

@@ -82,7 +82,7 @@ class JobQueue:
 
     def admitted(self, request: Request, turn: Turn | None) -> None:
         self._aging.admitted(request)
-        self._working_set.came(request, None if turn is None else turn.job)
+        self._working_set.came(request, turn)
 
     def gone(self, request: Request) -> None:
         self._aging.gone(request)

@@ -35,7 +35,10 @@ class PolicyTrace(BranchListener):
     def turn_parked(self, turn: Turn, working_set: WorkingSet, now: float) -> None:
         if self._tracer.on:
             event = self._turn_event("turn_parked", turn, now)
-            event.needed_blocks = working_set.needed_before(turn.request)
+            need = working_set.worst_need(turn)
+            event.needed_blocks = need.begun_blocks
+            event.own_blocks = need.own_blocks
+            event.ahead_s = need.ahead_s
             event.allowed_blocks = working_set.num_usable_blocks
             self._tracer.emit(event)
 
@@ -130,6 +133,7 @@ class PolicyTrace(BranchListener):
                 "memoryfulness": inputs.memoryfulness,
                 "called_tools": inputs.called_tools,
                 "last_probability": inputs.last_probability,
+                "answer_return": inputs.answer_return,
                 "tools": " ".join(str(key) for key in tip.tools or ()),
                 "elapsed_s": now - tip.ended_s,
             }

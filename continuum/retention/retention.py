@@ -12,6 +12,7 @@ from msgspec import structs
 from continuum.config import ContinuumConfig
 from continuum.jobs.branches import BranchEnd, BranchListener
 from continuum.jobs.job import BranchTip, Turn
+from continuum.learning.answer_returns import AnswerReturns
 from continuum.learning.kv_cost import KvCost
 from continuum.learning.program_stats import QueueDelay
 from continuum.learning.tool_gaps import PublishedGaps
@@ -43,6 +44,7 @@ class Retention(BranchListener):
         *,
         tools: ToolStats,
         kv_cost: KvCost,
+        answers: AnswerReturns,
         queue_delay: QueueDelay,
         forecast: WorkForecast,
         published: PublishedGaps | None,
@@ -57,6 +59,7 @@ class Retention(BranchListener):
         self._choose_ttl = choose_ttl
         self._tools = tools
         self._kv_cost = kv_cost
+        self._answers = answers
         self._queue_delay = queue_delay
         self._forecast = forecast
         self._published = published
@@ -209,6 +212,7 @@ class Retention(BranchListener):
             memoryfulness=self._forecast.lengths.value,
             called_tools=tip.tools is None or bool(tip.tools),
             last_probability=self._tools.last_turn_probability(tip.tools, tip.job.tenant),
+            answer_return=self._answers.share,
             has_plain_tool=tip.tools is None or tip.plain_tool is not None,
             plain_mean_s=None if published is None else published.mean_s(tip),
         )

@@ -17,6 +17,8 @@ from continuum.retention.pins import PinTable
 from engine.core.policy import Pin
 from engine.core.request import Request, RequestStatus
 
+SOON = 0.5
+"""A turn that is back by a time with more than this probability is expected by then."""
 MANY_PINS = 128
 """Beyond this many pins, the pause after a search grows faster than linearly, so that searches take a smaller
 share of the time the more pins there are."""
@@ -135,12 +137,17 @@ class RevocationRule:
     def _gives_way(self, pin: Pin, num_blocks: int, requester: Request, worth_s: float, now: float) -> bool:
         """Whether the pin is for a job of a worse priority, or whether losing ``num_blocks`` of its blocks is
         expected to cost less than ``worth_s``: the cost to restore them, times the probability that the turn
-        returns."""
+        returns. A turn that is back sooner than its loss is repaid keeps its pin."""
         tip = self._pins.tip_of(pin)
         if tip.place[0] > requester.priority:
             return True
         lost_s = self._kv_cost.restore_s(num_blocks * self._block_size)
-        if lost_s >= worth_s and not self._pins.is_claimed(pin):
+        if self._pins.is_claimed(pin):
+            return False
+        repaid_s = now + self._kv_cost.delay_s(lost_s, now)
+        if self._tools.return_probability(tip, repaid_s, now) > SOON:
+            return False
+        if lost_s >= worth_s:
             lost_s *= self._tools.return_probability(tip, pin.deadline_s, now)
         return lost_s < worth_s
 

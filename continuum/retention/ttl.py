@@ -7,7 +7,7 @@ worth keeping.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from continuum.config import ContinuumConfig
@@ -40,6 +40,9 @@ class TtlInputs:
     """Seconds to load the tip back from host memory; None where nothing is offloaded."""
     last_probability: float = 0.0
     """Probability that no turn will follow."""
+    answer_return: float | None = None
+    """Share of the turns without a tool call that another turn followed within ``answer_ttl_s``; None while
+    unknown."""
     has_plain_tool: bool = True
     """``fork`` rule: the turn called just one tool, or its calls are not known yet."""
     plain_mean_s: float | None = None
@@ -92,6 +95,15 @@ def at_least_as_asked(
     return TtlDecision(floor_s, f"its client asked for longer {limit}")
 
 
+def _after_answer(inputs: TtlInputs, answer_ttl_s: float, pool_price: float) -> TtlDecision:
+    """How long to pin a turn without a tool call, while no such turn's return is known: ``answer_ttl_s`` if
+    that is worth what it costs."""
+    cost_s = pool_price * inputs.pool_share * answer_ttl_s
+    if inputs.answer_return is not None and inputs.answer_return * _spared_s(inputs) < cost_s:
+        return TtlDecision(0.0, "no tool call: turns hardly ever follow such a turn soon")
+    return TtlDecision(answer_ttl_s, "no tool call: probably the last turn")
+
+
 def _spared_s(inputs: TtlInputs) -> float:
     """Device seconds saved by a return that finds its KV: those of the load or of the recomputation."""
     return inputs.prefill_s if inputs.reload_s is None else inputs.reload_s
@@ -130,9 +142,8 @@ class PriceRule:
         curve = inputs.curve
         if not curve.support:
             if not inputs.called_tools:
-                return TtlDecision(
-                    min(self.answer_ttl_s, break_even_s), "no tool call: probably the last turn"
-                )
+                decision = _after_answer(inputs, self.answer_ttl_s, self.pool_price)
+                return replace(decision, ttl_s=min(decision.ttl_s, break_even_s))
             return TtlDecision(
                 break_even_s, "nothing learned of this tool yet: until holding has cost its worth"
             )
@@ -164,6 +175,7 @@ class MedianHorizonRule:
     horizon_s: float
     cold_horizon_s: float
     answer_ttl_s: float
+    pool_price: float
     cheap_reload_share: float
     usual_share: float
     past_usual: float
@@ -174,7 +186,7 @@ class MedianHorizonRule:
         curve = inputs.curve
         if not curve.support:
             if not inputs.called_tools:
-                return TtlDecision(self.answer_ttl_s, "no tool call: probably the last turn")
+                return _after_answer(inputs, self.answer_ttl_s, self.pool_price)
             return TtlDecision(self.cold_horizon_s, "nothing learned of this tool yet")
         if curve.median_remaining(0.0) > self.horizon_s:
             return TtlDecision(0.0, "median time to return is beyond the horizon")
@@ -261,6 +273,7 @@ def make_rule(config: ContinuumConfig) -> TtlRule:
             config.horizon_s,
             config.cold_horizon_s,
             config.answer_ttl_s,
+            config.pool_price,
             config.cheap_reload_share,
             config.usual_share,
             config.past_usual,

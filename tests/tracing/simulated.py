@@ -9,7 +9,7 @@ from typing import Any
 
 from continuum.cli.main import main
 
-POOL_TOKENS = 12_000
+POOL_TOKENS = 10_000
 """Fewer tokens than the jobs need at once: some wait, some are preempted, and pins end in every way."""
 
 

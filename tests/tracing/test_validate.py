@@ -34,7 +34,7 @@ from tracing.validate import validate
 
 PRESSED = (
     *("--workload", "swe-bench", "--jobs", "12", "--max-turns", "3"),
-    *("--rate", "3", "--kv-tokens", "45000"),
+    *("--rate", "3", "--kv-tokens", "38000"),
 )
 
 

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from eval.trace.analysis.jobs import GapLife, JobLife, PinDecision, PinLife, PinOutcome, TurnEnd, TurnLife
+from eval.trace.analysis.jobs import (
+    GapLife,
+    JobLife,
+    Parked,
+    PinDecision,
+    PinLife,
+    PinOutcome,
+    TurnEnd,
+    TurnLife,
+)
 from eval.trace.analysis.lives import Lives, TraceFacts
 from eval.trace.analysis.phases import PHASE_NAMES, Phase, Seconds, Span
 from eval.trace.analysis.pinned_tokens import pinned_tokens
@@ -25,6 +34,7 @@ _INPUTS = {
     "reload_s": "to load it again",
     "pool_share": "share of the pool",
     "last_probability": "probability that no turn follows",
+    "answer_return": "share of turns without a call that another one soon followed",
     "queue_delay_s": "mean wait of returning turns without KV",
     "memoryfulness": "memoryfulness of job lengths",
     "called_tools": "it called tools",
@@ -191,9 +201,7 @@ class Explanation:
         if span.memory_s > 0 and turn.mean_pinned_blocks and num_blocks:
             around.append(f"pins held {percent(turn.mean_pinned_blocks, num_blocks)} of the pool")
         if turn.parked is not None:
-            needed = turn.parked.needed_blocks
-            room = turn.parked.allowed_blocks
-            around.append(f"jobs that had begun were likely to need {needed:,} blocks; all may need {room:,}")
+            around.append(_parked(turn.parked))
         return told + (f" ({', '.join(around)})" if around else "")
 
     # ---- between turns ----
@@ -315,3 +323,12 @@ def _spared(pin: PinLife, work: str) -> str:
         return ": its blocks would have stayed cached without it"
     kept = f", which kept {pin.needed_blocks} blocks from being evicted"
     return f"{kept} and spared {seconds(pin.spared_s)} s of {work}" if pin.spared_s is not None else kept
+
+
+def _parked(parked: Parked) -> str:
+    """Why the job could not begin."""
+    begun = f"jobs that had begun were likely to need {parked.needed_blocks:,} blocks"
+    if parked.own_blocks:
+        ahead = f" {seconds(parked.ahead_s)} s later" if parked.ahead_s else ""
+        begun += f"{ahead}, this one {parked.own_blocks:,}"
+    return f"{begun}; all may need {parked.allowed_blocks:,}"

@@ -46,6 +46,10 @@ class Parked:
     needed_blocks: int
     allowed_blocks: int
     """The most blocks that these jobs and it may need."""
+    own_blocks: int = 0
+    """What the job itself was likely to need; 0 in older traces."""
+    ahead_s: float = 0.0
+    """How much later that was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ class LifeReader:
         self._step_ended_s: float | None = None
         self._short_of_memory = False
         self._lost = False
-        """Whether events were lost since the last step began."""
+        """Whether events were lost, and no step has named the whole queue since."""
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             TraceHeader: self._take_header,
             RequestArrived: self._take_request,
@@ -212,12 +212,12 @@ class LifeReader:
             turn.began_to_wait = self._clock.copy()
         self._unseen.clear()
         if self._lost:
-            self._lost = False
-            self._miss(snapshot)
+            self._lost = not self._miss(snapshot)
 
-    def _miss(self, snapshot: StepSnapshot) -> None:
+    def _miss(self, snapshot: StepSnapshot) -> bool:
         """Repairs the state after lost events: a turn that appears nowhere any more has ended, one that runs
-        now was started. If not the whole queue is named, a waiting turn is assumed to wait still."""
+        now was started. A waiting turn is assumed to wait still until a step names the whole queue; returns
+        whether this one does."""
         now = snapshot.now
         running = set(snapshot.running)
         all_named = snapshot.num_waiting <= len(snapshot.waiting_head) and not snapshot.num_loading
@@ -230,6 +230,7 @@ class LifeReader:
                 all_named and turn.phase is not Phase.GRAMMAR and turn.req_id not in waiting
             ):
                 self._close_turn(turn, TurnEnd.LOST, now)
+        return all_named
 
     def _take_decision(self, step: StepDecision) -> None:
         self._at(step.now)
@@ -377,7 +378,9 @@ class LifeReader:
             case "turn_arrived" if event.req_id is not None:
                 self._take_arrival(event, event.req_id)
             case "turn_parked" if event.req_id in self._open:
-                self._open[event.req_id].parked = Parked(event.needed_blocks, event.allowed_blocks)
+                self._open[event.req_id].parked = Parked(
+                    event.needed_blocks, event.allowed_blocks, event.own_blocks, event.ahead_s
+                )
             case "turn_admitted" | "turn_ended" | "turn_aborted" if event.req_id in self._open:
                 self._take_turn(event, self._open[event.req_id])
             case "finished" | "forgotten":

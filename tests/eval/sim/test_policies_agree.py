@@ -75,7 +75,7 @@ def test_nor_with_a_host_tier(tmp_path: Path) -> None:
 @pytest.mark.skipif(not AGENT_JOBS.exists(), reason="the recorded workloads are not here")
 def test_nor_on_recorded_jobs(tmp_path: Path) -> None:
     """The same holds with the tool times of real agents."""
-    flags = ["--workload", str(AGENT_JOBS), "--jobs", "25", "--rate", "0.1", "--seeds", "1"]
+    flags = ["--workload", str(AGENT_JOBS), "--jobs", "25", "--rate", "0.1", "--seeds", "4"]
     _check_oracle(tmp_path / "out.json", [*flags, "--kv-tokens", "250000"], GOOD_RULES)
 
 

@@ -296,8 +296,9 @@ def test_an_explanation_says_what_kept_a_job_from_beginning(
         assert turn.parked is not None
         assert turn.number == 1
         text = " ".join(ask(capsys, "explain", runs["continuum"].path, str(turn.job_id)).split())
-        needed, room = turn.parked.needed_blocks, turn.parked.allowed_blocks
-        assert f"were likely to need {needed:,} blocks; all may need {room:,}" in text
+        assert f"were likely to need {turn.parked.needed_blocks:,} blocks" in text
+        assert f"this one {turn.parked.own_blocks:,}; all may need {turn.parked.allowed_blocks:,}" in text
+        assert turn.parked.own_blocks > 0
 
 
 def test_a_job_that_is_not_there_is_named_with_near_ones(

@@ -16,7 +16,7 @@ from eval.trace.analysis.lives import Lives, read_lives
 from eval.trace.analysis.tables import TABLES
 from eval.workloads.mooncake import BLOCK_SIZE, read_mooncake
 from eval.workloads.scheduler_trace import read_scheduler_trace
-from tests.tracing.simulated import SimulatedTrace, simulate
+from tests.tracing.simulated import POOL_TOKENS, SimulatedTrace, simulate
 
 REQUIRED_BY_DYNAMO = {"request_id", "output_tokens", "request_received_ms", "replay"}
 
@@ -96,7 +96,7 @@ def test_the_counters_are_the_whole_pool(events: list[dict[str, Any]]) -> None:
     """Running, pinned, cached and free blocks always add up to the pool."""
     pools = [event["args"] for event in events if event["name"] == "KV blocks"]
     assert len(pools) > 100
-    assert {sum(pool.values()) for pool in pools} == {750}
+    assert {sum(pool.values()) for pool in pools} == {POOL_TOKENS // 16}
     assert all(set(pool) == {"running", "pinned", "cached", "free"} for pool in pools)
 
 
