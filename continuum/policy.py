@@ -176,7 +176,7 @@ class ContinuumPolicy(SchedulingPolicy):
         self._signals = ToolSignals(
             self._jobs, self._branches, self.tools, self._gaps, self._retention, self._log
         )
-        self._reports = JobReports(self._jobs, self._gaps, tally, self._log, block_size)
+        self._reports = JobReports(self._jobs, working_set, self._gaps, tally, self._log, block_size)
         self._receipts: dict[str, TurnReceipt] = {}
         """Receipts of turns that ended in the current call, until the scheduler takes them."""
 

@@ -165,6 +165,7 @@ def test_a_wrong_name_would_be_found(page: Page) -> None:
 def test_what_an_operator_asks_of_jobs_is_counted(page: Page) -> None:
     """A job of three turns that its client finished is counted: pins, waits and predictions."""
     assert page.total("continuum:jobs") == 0
+    assert page.total("continuum:jobs_that_fit") > 0
     assert page.total("continuum:jobs_ended_total", outcome="finished") == 1
     assert page.total("continuum:job_turns_sum") == 3
     assert page.total("continuum:job_duration_seconds_count") == 1

@@ -27,6 +27,8 @@ from engine.core.policy import PolicyContext
 from engine.core.request import Request, RequestStatus
 from engine.records.messages import ToolSignal
 
+USUAL_SMOOTHING = 0.1
+"""Weight of a job that begins in the need of usual jobs."""
 FIRST_LOOK_S = 1.0
 LATER_LOOKS = 1.5
 """The probability of a return is updated when the time since the turn's end has grown by this factor."""
@@ -82,6 +84,8 @@ class WorkingSet(BranchListener):
         """Expected blocks by job priority; priorities that need none are absent."""
         self._needed_by: dict[str, Blocks] = {}
         """The same expected blocks by tenant."""
+        self._usual: tuple[float, ...] | None = None
+        """Mean need of the jobs that began recently; None before any."""
         self._looks: list[tuple[float, int, BranchTip]] = []
         self._numbers = count()
 
@@ -172,8 +176,26 @@ class WorkingSet(BranchListener):
         else:
             tenant = turn.job.tenant or ""
             blocks = self.own_blocks(turn)
+            if turn.number == 1:
+                self._observe_begun(blocks)
         need = Need(request.priority, blocks, tenant)
         self._put(self._here, request.request_id, need)
+
+    def _observe_begun(self, blocks: Blocks) -> None:
+        usual = blocks if self._usual is None else self._usual
+        both = zip(usual, blocks, strict=True)
+        self._usual = tuple(mean + USUAL_SMOOTHING * (own - mean) for mean, own in both)
+
+    @property
+    def num_that_fit(self) -> int | None:
+        """How many more jobs like those that began recently may begin now; None before any began."""
+        if self._usual is None or not any(self._usual):
+            return None
+        needed = NOTHING
+        for blocks in self._needed.values():
+            needed = _plus(needed, blocks)
+        both = zip(needed, self._usual, strict=True)
+        return max(0, int(min((self.num_usable_blocks - begun) / own for begun, own in both if own)))
 
     def went(self, request: Request) -> None:
         self._unpark(request.request_id)

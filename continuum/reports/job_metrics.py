@@ -38,9 +38,10 @@ class JobMetrics(BranchListener):
         if receipt is not None and receipt.expected_tool_s is not None:
             self._gap_errors_s.append(abs(turn.gap_s - receipt.expected_tool_s))
 
-    def take(self, num_jobs: int) -> JobStats:
-        """Returns everything since the last call; ``num_jobs`` is the number of known jobs."""
-        stats = JobStats(num_jobs, list(self._ended), list(self._gap_errors_s))
+    def take(self, num_jobs: int, num_that_fit: int | None) -> JobStats:
+        """Returns everything since the last call. ``num_jobs``: known jobs; ``num_that_fit``: further jobs
+        that may begin."""
+        stats = JobStats(num_jobs, list(self._ended), list(self._gap_errors_s), num_that_fit)
         self._ended.clear()
         self._gap_errors_s.clear()
         return stats

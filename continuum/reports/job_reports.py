@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from continuum.jobs.job import Job
 from continuum.jobs.registry import JobRegistry
 from continuum.learning.gap_learner import GapLearner
+from continuum.queueing.admission import WorkingSet
 from continuum.reports.job_metrics import JobMetrics
 from continuum.reports.job_status import job_status, tip_status
 from continuum.reports.turn_history import TurnHistory
@@ -18,16 +19,23 @@ class JobReports:
     """Implements ``engine.core.policy.JobDirectory``."""
 
     def __init__(
-        self, jobs: JobRegistry, gaps: GapLearner, tally: JobMetrics, log: TurnHistory, block_size: int
+        self,
+        jobs: JobRegistry,
+        working_set: WorkingSet,
+        gaps: GapLearner,
+        tally: JobMetrics,
+        log: TurnHistory,
+        block_size: int,
     ) -> None:
         self._jobs = jobs
+        self._working_set = working_set
         self._gaps = gaps
         self._tally = tally
         self._log = log
         self._block_size = block_size
 
     def take_job_stats(self) -> JobStats:
-        return self._tally.take(self._jobs.num_established)
+        return self._tally.take(self._jobs.num_established, self._working_set.num_that_fit)
 
     def jobs(self, limit: int, now: float, owner: str | None) -> Sequence[JobStatus]:
         return [self._status(job, now) for job in self._jobs.newest(limit, owner)]

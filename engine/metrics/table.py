@@ -84,6 +84,12 @@ GAUGES = (
         lambda stats: _share(stats.num_pinned_alone_blocks, stats.num_total_blocks),
     ),
     gauge("continuum:jobs", "Known jobs: neither finished nor forgotten.", JobStats, "num_jobs"),
+    gauge(
+        "continuum:jobs_that_fit",
+        "How many more jobs like the recent ones may begin now, beside what begun jobs are expected to need.",
+        JobStats,
+        "num_that_fit",
+    ),
     VIEWERS,
     gauge(
         "continuum:host_kv_usage_perc",

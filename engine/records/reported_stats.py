@@ -27,6 +27,8 @@ class JobStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     ended: list[JobEnd] = []
     gap_errors_s: list[float] = []
     """The absolute error of the predicted median for each turn that returned."""
+    num_that_fit: int | None = None
+    """How many more jobs like the recent ones may begin now; None before any began."""
 
 
 class SpecDecodingStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

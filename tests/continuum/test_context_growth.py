@@ -160,6 +160,27 @@ def test_small_prompts_that_grow_are_not_all_admitted_at_once() -> None:
     assert 1 <= len(_running(experienced, 4)) <= 2
 
 
+def _num_that_fit(room: JobRoom) -> int | None:
+    jobs = room.scheduler.make_stats().jobs
+    assert jobs is not None
+    return jobs.num_that_fit
+
+
+def test_how_many_more_jobs_fit_is_reported() -> None:
+    """By what jobs grow to, and less with each job that begins; unknown before any job began."""
+    room = JobRoom(num_blocks=41)
+    assert _num_that_fit(room) is None
+    for number in range(12):
+        _agent(room, f"old{number}", 5)
+    before = _num_that_fit(room)
+    assert before is not None
+    assert 2 <= before <= 6
+    _running(room, 2)
+    after = _num_that_fit(room)
+    assert after is not None
+    assert after < before
+
+
 def test_answers_that_nothing_follows_are_soon_not_held() -> None:
     """The first ones are held for ``answer_ttl_s``, since nothing is known of them."""
     room = JobRoom(num_blocks=41, answer_ttl_s=2.0)
