@@ -12,23 +12,14 @@ from dataclasses import asdict, dataclass, field
 
 from msgspec import structs
 
-from continuum.config import PUBLISHED_RULES, ContinuumConfig
+from continuum.config import ContinuumConfig
 from continuum.jobs.branches import Branches
 from continuum.jobs.job import BranchTip, Turn
 from continuum.jobs.registry import JobRegistry
 from continuum.jobs.stale_prefixes import StalePrefixes
 from continuum.jobs.turns import Turns
-from continuum.learning.answer_returns import AnswerReturns
-from continuum.learning.context_growth import ContextGrowth
-from continuum.learning.gap_corrections import GapCorrections
-from continuum.learning.gap_learner import GapLearner
-from continuum.learning.job_work import JobWork
-from continuum.learning.kv_cost import KvCost
-from continuum.learning.program_stats import QueueDelay, RecomputedShare
-from continuum.learning.remaining_work import RemainingWork
-from continuum.learning.tool_gaps import PublishedGaps
+from continuum.learning.learners import Learners
 from continuum.learning.tool_stats import ToolStats
-from continuum.learning.work_forecast import WorkForecast
 from continuum.queueing.admission import WorkingSet
 from continuum.queueing.aging import Aging
 from continuum.queueing.job_queue import JobQueue
@@ -65,8 +56,7 @@ from engine.records.messages import (
     TurnReceipt,
 )
 from engine.records.reported_stats import JobStats
-from estimator.learned.models import Model, decode_model
-from estimator.learned.work_model import WorkModel
+from estimator.learned.models import decode_model
 
 LAST_STEP = "last step of the job"
 
@@ -97,32 +87,23 @@ class ContinuumPolicy(SchedulingPolicy):
         config = self._config = config or ContinuumConfig()
         if not config.learn_order:
             self.trainer = None
-        block_size = self._block_size = context.block_size
-        self.tools = self.tool_stats(config, path_of_engine(config.estimator_state, context.engine_index))
+        block_size = context.block_size
+        state_file = path_of_engine(config.estimator_state, context.engine_index)
+        self.tools = self.tool_stats(config, state_file)
+        learners = self._learners = Learners(self.tools, context, config)
         self._rule = make_rule(config)
         self._trace = PolicyTrace(context.tracer)
         self._jobs = JobRegistry(config.max_jobs, config.job_idle_s, block_size)
         self._pins = PinTable(int(context.num_countable_blocks * config.pin_budget), config.pin_tenant_share)
-        # Learning.
-        published = PublishedGaps() if config.ttl_rule in PUBLISHED_RULES else None
-        self._corrections = GapCorrections(self.tools, collects=config.learn_order)
-        self._gaps = GapLearner(self.tools, self._corrections, published, block_size)
-        remaining = RemainingWork(self.tools)
-        self._work = JobWork(WorkForecast(), remaining, config.kind_tokens // block_size)
-        self._kv_cost = KvCost(config, has_host_tier=context.has_host_tier)
-        self._queue_delay = QueueDelay()
-        self._recomputed_share = RecomputedShare(config.recomputed_smoothing)
         # Queue order.
         self._turns = Turns(
-            self._jobs, block_size, infer_jobs=config.infer_jobs, on_new_turn=self._work.turn_began
+            self._jobs, block_size, infer_jobs=config.infer_jobs, on_new_turn=learners.work.turn_began
         )
         aging = Aging()
-        growth = ContextGrowth(context, config.growth_horizon_s)
-        working_set = WorkingSet(self.tools, growth, context, config)
+        working_set = WorkingSet(learners, context, config)
         ranks = self.ranks(
             config,
-            self._work,
-            self._recomputed_share,
+            learners,
             self.work_s,
             work_weight=config.work_weight,
             has_host_tier=context.has_host_tier,
@@ -137,27 +118,13 @@ class ContinuumPolicy(SchedulingPolicy):
             patience_s=config.patience_s if context.has_host_tier else math.inf,
         )
         # Retention of KV, and revocable pins.
-        answers = AnswerReturns(config.answer_ttl_s)
-        self._retention = Retention(
-            context,
-            config,
-            self._pins,
-            self.choose_ttl,
-            tools=self.tools,
-            kv_cost=self._kv_cost,
-            answers=answers,
-            queue_delay=self._queue_delay,
-            forecast=self._work.forecast,
-            published=published,
-            trace=self._trace,
-        )
+        self._retention = Retention(context, config, self._pins, self.choose_ttl, learners, self._trace)
         self._stale_prefixes = StalePrefixes(
             self._jobs, context.num_blocks, block_size, of_continued=config.release_superseded
         )
         self._revocation_rule = RevocationRule(
             self._pins,
-            self.tools,
-            self._kv_cost,
+            learners,
             block_size=block_size,
             has_windows=context.has_windows,
             aging=aging,
@@ -169,14 +136,14 @@ class ContinuumPolicy(SchedulingPolicy):
         self._branches = Branches(
             block_size,
             (
-                *(self._jobs, self._stale_prefixes, self._corrections, growth, working_set, self._gaps),
-                *(self._work, remaining, answers, tally, self._retention, self._trace),
+                *(self._jobs, self._stale_prefixes, *learners.before_admission, working_set),
+                *(*learners.after_admission, tally, self._retention, self._trace),
             ),
         )
         self._signals = ToolSignals(
-            self._jobs, self._branches, self.tools, self._gaps, self._retention, self._log
+            self._jobs, self._branches, self.tools, learners.gaps, self._retention, self._log
         )
-        self._reports = JobReports(self._jobs, working_set, self._gaps, tally, self._log, block_size)
+        self._reports = JobReports(self._jobs, working_set, learners.gaps, tally, self._log, block_size)
         self._receipts: dict[str, TurnReceipt] = {}
         """Receipts of turns that ended in the current call, until the scheduler takes them."""
 
@@ -188,7 +155,7 @@ class ContinuumPolicy(SchedulingPolicy):
 
     def work_s(self, turn: Turn) -> float:
         """Seconds of service that the job is predicted to need beyond what jobs usually do."""
-        return self._work.excess_s(turn)
+        return self._learners.work.excess_s(turn)
 
     def expect_unnamed(self, job_ids: frozenset[str]) -> None:
         """Declares ids that stand for jobs without an id from the client: each begins as a single-turn
@@ -220,10 +187,7 @@ class ContinuumPolicy(SchedulingPolicy):
         if turn is None or turn.num_cached_tokens is not None:
             return ()
         turn.admitted(now)
-        if turn.tip is not None and turn.pin is None:
-            self._queue_delay.observe(now - request.arrival_time)
-        if turn.num_known_tokens:
-            self._recomputed_share.observe(turn.num_known_tokens, turn.num_recomputed_tokens)
+        self._learners.admitted(turn, now)
         self._trace.turn_admitted(turn, now)
         return () if turn.pin is None else (turn.pin,)
 
@@ -231,8 +195,7 @@ class ContinuumPolicy(SchedulingPolicy):
         turn = self._close_turn(request, now)
         if turn is None:
             return None
-        self._kv_cost.observe(turn, now)
-        self._work.turn_ended(turn, now)
+        self._learners.ended(turn, now)
         self._trace.turn_ended(turn, now)
         receipt = make_receipt(turn)
         pin = None
@@ -287,17 +250,11 @@ class ContinuumPolicy(SchedulingPolicy):
                     self._branches.finish_job(job, now)
                 return None
             case ModelLearned():
-                self._learned(decode_model(signal.model))
+                self._learners.take_model(decode_model(signal.model))
                 return None
 
-    def _learned(self, model: Model) -> None:
-        if isinstance(model, WorkModel):
-            self._work.learned(model)
-        else:
-            self.tools.duration_model = model
-
     def take_lesson(self) -> Lesson | None:
-        return self._work.remaining.take_lesson() or self._corrections.take_lesson()
+        return self._learners.take_lesson()
 
     # ---- queue order ----
 

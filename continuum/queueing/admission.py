@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from continuum.jobs.branches import BranchEnd, BranchListener
 from continuum.jobs.job import BranchTip, Job, Turn
-from continuum.learning.context_growth import SHARES, Blocks, ContextGrowth
-from continuum.learning.tool_stats import ToolStats
+from continuum.learning.context_growth import SHARES, Blocks
+from continuum.learning.learners import Learners
 from continuum.tuning import Tuning
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.policy import PolicyContext
@@ -57,12 +57,10 @@ class WorkingSet(BranchListener):
     """Blocks that the begun jobs are expected to need, and the new jobs that wait until they fit with
     these."""
 
-    def __init__(
-        self, tools: ToolStats, growth: ContextGrowth, context: PolicyContext, tuning: Tuning
-    ) -> None:
+    def __init__(self, learners: Learners, context: PolicyContext, tuning: Tuning) -> None:
         """``context`` states the sizes of the pool and the host tier."""
-        self._tools = tools
-        self._growth = growth
+        self._tools = learners.tools
+        self._growth = learners.growth
         self._context = context
         self._num_each = context.blocks_per_block
         if context.has_host_tier:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from continuum.jobs.job import Turn
-from continuum.learning.job_work import JobWork
-from continuum.learning.program_stats import Memoryfulness, RecomputedShare
+from continuum.learning.learners import Learners
+from continuum.learning.program_stats import Memoryfulness
 from continuum.tuning import Tuning
 from engine.core.policy import WaitingKey
 from engine.core.request import Request, RequestStatus
@@ -73,8 +73,7 @@ class JobRanks:
     def __init__(
         self,
         tuning: Tuning,
-        work: JobWork,
-        recomputed: RecomputedShare,
+        learners: Learners,
         work_s: Callable[[Turn], float],
         *,
         work_weight: float,
@@ -83,8 +82,8 @@ class JobRanks:
         """``work_s`` gives the seconds of service that a turn's job is predicted to need beyond
         usual jobs."""
         self._tuning = tuning
-        self._work = work
-        self._recomputed = recomputed
+        self._work = learners.work
+        self._recomputed = learners.recomputed_share
         self._work_s = work_s
         self._work_weight = work_weight
         self._has_host_tier = has_host_tier

@@ -12,12 +12,7 @@ from msgspec import structs
 from continuum.config import ContinuumConfig
 from continuum.jobs.branches import BranchEnd, BranchListener
 from continuum.jobs.job import BranchTip, Turn
-from continuum.learning.answer_returns import AnswerReturns
-from continuum.learning.kv_cost import KvCost
-from continuum.learning.program_stats import QueueDelay
-from continuum.learning.tool_gaps import PublishedGaps
-from continuum.learning.tool_stats import ToolStats
-from continuum.learning.work_forecast import WorkForecast
+from continuum.learning.learners import Learners
 from continuum.reports.policy_trace import PolicyTrace
 from continuum.retention.pins import PinTable
 from continuum.retention.ttl import TtlDecision, TtlInputs, at_least_as_asked
@@ -41,28 +36,18 @@ class Retention(BranchListener):
         config: ContinuumConfig,
         pins: PinTable,
         choose_ttl: ChooseTtl,
-        *,
-        tools: ToolStats,
-        kv_cost: KvCost,
-        answers: AnswerReturns,
-        queue_delay: QueueDelay,
-        forecast: WorkForecast,
-        published: PublishedGaps | None,
+        learners: Learners,
         trace: PolicyTrace,
     ) -> None:
-        """``choose_ttl`` decides; the learning objects supply its inputs. ``published`` is given for a rule
-        that uses gaps as the papers define them; clients' hints do not change these."""
+        """``choose_ttl`` decides; ``learners`` supply its inputs."""
         self._context = context
         self._block_size = context.block_size
         self._config = config
         self._pins = pins
         self._choose_ttl = choose_ttl
-        self._tools = tools
-        self._kv_cost = kv_cost
-        self._answers = answers
-        self._queue_delay = queue_delay
-        self._forecast = forecast
-        self._published = published
+        self._learners = learners
+        self._tools = learners.tools
+        self._published = learners.published
         self._trace = trace
         self._pin_ids = itertools.count(1)
 
@@ -206,13 +191,13 @@ class Retention(BranchListener):
             global_curve=self._of_any_tool(tip),
             num_blocks=num_blocks,
             pool_share=num_blocks / self._context.num_countable_blocks,
-            prefill_s=self._kv_cost.prefill_s(num_tokens),
-            reload_s=self._kv_cost.reload_s(num_tokens),
-            queue_delay_s=self._queue_delay.mean_s,
-            memoryfulness=self._forecast.lengths.value,
+            prefill_s=self._learners.kv_cost.prefill_s(num_tokens),
+            reload_s=self._learners.kv_cost.reload_s(num_tokens),
+            queue_delay_s=self._learners.queue_delay.mean_s,
+            memoryfulness=self._learners.work.forecast.lengths.value,
             called_tools=tip.tools is None or bool(tip.tools),
             last_probability=self._tools.last_turn_probability(tip.tools, tip.job.tenant),
-            answer_return=self._answers.share,
+            answer_return=self._learners.answers.share,
             has_plain_tool=tip.tools is None or tip.plain_tool is not None,
             plain_mean_s=None if published is None else published.mean_s(tip),
         )

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
 from continuum.jobs.job import Turn
-from continuum.learning.kv_cost import KvCost
-from continuum.learning.tool_stats import ToolStats
+from continuum.learning.learners import Learners
 from continuum.queueing.aging import Aging
 from continuum.retention.pins import PinTable
 from engine.core.policy import Pin
@@ -30,8 +29,7 @@ class RevocationRule:
     def __init__(
         self,
         pins: PinTable,
-        tools: ToolStats,
-        kv_cost: KvCost,
+        learners: Learners,
         *,
         block_size: int,
         has_windows: bool,
@@ -41,8 +39,8 @@ class RevocationRule:
         """``search_backoff_s``: the pause after a search, per pin that it examined. ``has_windows``: a
         shortened pin may be useless, as the windows before its new end were freed."""
         self._pins = pins
-        self._tools = tools
-        self._kv_cost = kv_cost
+        self._tools = learners.tools
+        self._kv_cost = learners.kv_cost
         self._block_size = block_size
         self._has_windows = has_windows
         self._aging = aging

@@ -57,7 +57,7 @@ class OraclePolicy(ContinuumPolicy):
         """Unpins until the request fits in the next step, except for tips that are worth their memory."""
         turn = self._turns.get(request)
         own = turn.pin if turn is not None else None
-        missing = self._context.blocks_for(-(-request.num_tokens // self._block_size)) - num_free_blocks
+        missing = self._context.blocks_for(-(-request.num_tokens // self._context.block_size)) - num_free_blocks
         missing -= own.num_blocks if own is not None else 0
         if missing <= 0:
             return
@@ -79,7 +79,7 @@ class OraclePolicy(ContinuumPolicy):
     def _prefill_or_reload_s(self, num_blocks: int) -> float:
         seconds = self._seconds_again.get(num_blocks)
         if seconds is None:
-            num_tokens = num_blocks * self._block_size
+            num_tokens = num_blocks * self._context.block_size
             reload_s = self._knowledge.reload_s(num_tokens)
             seconds = self._knowledge.prefill_s(num_tokens) if reload_s is None else reload_s
             self._seconds_again[num_blocks] = max(seconds, 1e-9)

@@ -107,7 +107,7 @@ def test_calls_that_ended_are_a_lesson(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_does_not_learn_collects_nothing() -> None:
     """Without learning, a server collects nothing but applies the model that it was given."""
     room = experienced(learn_order=False)
-    assert not room.policy._corrections._past
+    assert not room.policy._learners.corrections._past
     learn(room, TWICE)
     assert gap(room, "next", 2.0) == pytest.approx(2 * (gap(experienced(), "next", 2.0) or 0), rel=0.01)
 
