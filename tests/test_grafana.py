@@ -183,6 +183,7 @@ def test_the_dashboard_plots_what_is_asked_of_it() -> None:
     plotted = set().union(*(Query.read(expression).metrics for expression in EXPRESSIONS))
     assert plotted >= {
         "continuum:jobs",
+        "continuum:jobs_that_fit",
         "continuum:jobs_ended_total",
         "continuum:pins_ended_total",
         "vllm:prefix_cache_hits_total",
