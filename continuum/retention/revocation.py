@@ -135,7 +135,7 @@ class RevocationRule:
     def _gives_way(self, pin: Pin, num_blocks: int, requester: Request, worth_s: float, now: float) -> bool:
         """Whether the pin is for a job of a worse priority, or whether losing ``num_blocks`` of its blocks is
         expected to cost less than ``worth_s``: the cost to restore them, times the probability that the turn
-        returns. A turn that is back sooner than its loss is repaid keeps its pin."""
+        returns. A turn that waits already, or is expected back before its loss is repaid, keeps its pin."""
         tip = self._pins.tip_of(pin)
         if tip.place[0] > requester.priority:
             return True

@@ -57,7 +57,9 @@ class OraclePolicy(ContinuumPolicy):
         """Unpins until the request fits in the next step, except for tips that are worth their memory."""
         turn = self._turns.get(request)
         own = turn.pin if turn is not None else None
-        missing = self._context.blocks_for(-(-request.num_tokens // self._context.block_size)) - num_free_blocks
+        missing = (
+            self._context.blocks_for(-(-request.num_tokens // self._context.block_size)) - num_free_blocks
+        )
         missing -= own.num_blocks if own is not None else 0
         if missing <= 0:
             return

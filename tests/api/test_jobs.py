@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +102,23 @@ def test_the_command_of_a_text_agent_is_announced(http: httpx.Client) -> None:
     assert answer["usage"]["receipt"]["pinned_tokens"] > 0
 
 
-def test_equal_prompts_of_a_job_are_branches(http: httpx.Client) -> None:
+@pytest.fixture(scope="module")
+def fresh(model_folder: Path) -> Iterator[httpx.Client]:
+    """A server that holds answers, as it has not learned yet that nothing follows them."""
+    with running_server(model_folder) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        yield http
+
+
+def test_equal_prompts_of_a_job_are_branches(fresh: httpx.Client) -> None:
     """Equal prompts, as of sub-agents, are separate branches: numbered by arrival, each pinned and
     continued."""
     body = {"prompt": "look into this, all of you " * 8, "max_tokens": 4, "job_id": "fan-out"}
-    answers = [http.post("/v1/completions", json=body).json() for _ in range(3)]
+    answers = [fresh.post("/v1/completions", json=body).json() for _ in range(3)]
     receipts = [answer["usage"]["receipt"] for answer in answers]
     assert [receipt["turn"] for receipt in receipts] == [1, 2, 3]
     assert all(receipt["pinned_tokens"] > 0 and receipt["previous_pin"] is None for receipt in receipts)
     text = body["prompt"] + answers[0]["choices"][0]["text"] + " go on"
-    last = http.post("/v1/completions", json=body | {"prompt": text}).json()["usage"]["receipt"]
+    last = fresh.post("/v1/completions", json=body | {"prompt": text}).json()["usage"]["receipt"]
     assert (last["turn"], last["previous_pin"]) == (4, "handed_over")
 
 
@@ -123,23 +131,23 @@ def test_a_question_that_nobody_named_is_told_that_nothing_is_held(http: httpx.C
 
 
 @pytest.mark.slow
-def test_gauges_follow_pins_that_end_while_nothing_runs(http: httpx.Client) -> None:
+def test_gauges_follow_pins_that_end_while_nothing_runs(fresh: httpx.Client) -> None:
     """When an idle server releases a pin, /metrics shows it without a request to wake the server."""
 
     def wait_for_pins(expected: float) -> None:
         """Waits for the gauge, which follows the core's report one message after the answer."""
         deadline = time.monotonic() + 20
         while True:
-            lines = http.get("/metrics").text.splitlines()
+            lines = fresh.get("/metrics").text.splitlines()
             pins = sum(float(line.split()[-1]) for line in lines if line.startswith("continuum:pins{"))
             if pins == expected:
                 return
             assert time.monotonic() < deadline, f"the gauge stayed at {pins}"
 
-    http.post("/reset_prefix_cache")
+    fresh.post("/reset_prefix_cache")
     wait_for_pins(0)
     body = {"prompt": "idle " * 40, "max_tokens": 2, "job_id": "idle"}
-    receipt = http.post("/v1/completions", json=body).json()["usage"]["receipt"]
+    receipt = fresh.post("/v1/completions", json=body).json()["usage"]["receipt"]
     assert receipt["ttl_s"] == 2.0  # It called no tool.
     wait_for_pins(1)
     wait_for_pins(0)

@@ -50,7 +50,6 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ("workload jobs.jsonl --jobs 3 --out jobs.jsonl", "FILE and --out"),
         ("compare result.json --html result.json", "RESULT.json and --html"),
-        ("estimate --workload jobs.jsonl --json jobs.jsonl", "--workload and --json"),
         ("bench --workload jobs.jsonl --records jobs.jsonl", "--workload and --records"),
         ("bench --workload bfcl --against result.json --json result.json", "--against and --json"),
         ("profile --model sub --from-trace jobs.jsonl --json jobs.jsonl", "--from-trace and --json"),

@@ -27,6 +27,7 @@ from engine.core_process.launcher import ClientHandle, JoinedCore
 from engine.errors import EngineDeadError
 from engine.records.messages import EngineCoreOutputs, EngineReady
 from engine.worker.loading.tiny_models import make_model_folder
+from tests.api.test_chat import token_ids
 from tests.processes.crowd import (
     WITHIN_S,
     Crowd,
@@ -115,15 +116,17 @@ def test_one_scrape_tells_of_all(crowd: Crowd) -> None:
 
 def test_a_jobs_pin_is_found_from_the_other_process(crowd: Crowd) -> None:
     """Turn one goes through one process, turn two through the other: it takes over the pin."""
-    job = {"job_id": "travelling", "max_tokens": 4, "temperature": 0}
+    job = {"job_id": "travelling", "temperature": 0}
+    reply = "THOUGHT: look\n\n```bash\nls -l\n```"
     messages = [{"role": "user", "content": SENTENCE}]
     with crowd.client_of_each() as clients:
         one, two = clients.values()
-        first = one.post("/v1/chat/completions", json={**job, "messages": messages}).json()
+        said = {"messages": messages, "replay_token_ids": token_ids(one, reply)}
+        first = one.post("/v1/chat/completions", json={**job, **said}).json()
         held = first["usage"]["receipt"]["pinned_tokens"]
         assert held >= 16
         messages += [first["choices"][0]["message"], {"role": "user", "content": "and now?"}]
-        body = {**job, "messages": messages, "is_last_step": True}
+        body = {**job, "messages": messages, "is_last_step": True, "max_tokens": 4}
         second = two.post("/v1/chat/completions", json=body).json()
     receipt = second["usage"]["receipt"]
     assert (receipt["turn"], receipt["previous_pin"]) == (2, "handed_over")
