@@ -80,7 +80,7 @@ BOUNDS = {
     "context_growth.SHARES": "now, half way and the end; five times are no better, two let p99 double",
     "admission.USUAL_SMOOTHING": "a gauge, no decision",
     "answer_returns.PRIOR": "Jeffreys' prior",
-    "answer_returns.MIN_ANSWERS": "before, nothing is known",
+    "ttl.HARDLY_EVER": "known after five answers that nothing followed",
     "answer_returns.MAX_ANSWERS": "how soon old answers are forgotten",
     "kv_cost.LOAD_WINDOW_S": "several times a turn, and shorter than a load lasts",
     "revocation.SOON": "expected by then: more likely than not",

@@ -110,6 +110,10 @@ class BranchTip:
     """Length of the prompt of the branch's first turn: the common beginning of all turns of this
     conversation."""
     landmarks: Checkpoints = ()
+    looks_last: bool = False
+    """Whether it was counted as the end of its job, since it called no tool."""
+    is_counted_answer: bool = False
+    """Whether it was counted among the answers that a turn may follow soon."""
     is_superseded: bool = False
     """Whether its job went on without it, so that no turn is expected to continue it."""
 
@@ -121,11 +125,16 @@ class BranchTip:
         return all(each is self or each.is_superseded for each in self.job.tips)
 
     @property
+    def is_answer(self) -> bool:
+        """Whether the turn called no tool."""
+        return self.tools is not None and not self.tools
+
+    @property
     def is_at_rest(self) -> bool:
         """Whether the tip waits for no tool: the turn called none, or the client canceled the call."""
         if self.hint is not None and self.hint.state is ToolState.CANCELLED:
             return True
-        return self.tools is not None and not self.tools
+        return self.is_answer
 
 
 @dataclass(slots=True, eq=False)

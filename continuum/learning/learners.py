@@ -58,6 +58,7 @@ class Learners:
     def ended(self, turn: Turn, now: float) -> None:
         self.kv_cost.observe(turn, now)
         self.work.turn_ended(turn, now)
+        self.growth.turn_ended(turn, now)
 
     def take_model(self, model: Model) -> None:
         """Uses a model that the trainer made."""

@@ -113,10 +113,11 @@ class WorkingSet(BranchListener):
 
     def worst_need(self, turn: Turn) -> WorstNeed:
         """What the begun jobs and the turn's job are expected to need when they need most."""
-        needed, own = self.needed_before(turn.request), self.own_blocks(turn)
+        needed = self.needed_before(turn.request)
+        own = self.own_blocks(turn)
         both = _plus(needed, own)
         worst = both.index(max(both))
-        return WorstNeed(needed[worst], own[worst], self._growth.times_s[worst])
+        return WorstNeed(needed[worst], own[worst], self._growth.times_s()[worst])
 
     def _is_anybody_here(self, priority: int) -> bool:
         return any(need.priority <= priority for need in self._here.values())
@@ -160,8 +161,8 @@ class WorkingSet(BranchListener):
         than ``small_job_share``."""
         if turn.number > 1 or turn.tip is not None or turn.request.status is RequestStatus.PREEMPTED:
             return False
-        own = self._growth.blocks(turn.job, turn.number, self._blocks(turn.request.num_tokens))
-        return max(own) > self._little
+        num_blocks = self._blocks(turn.request.num_tokens)
+        return num_blocks > self._little or max(self._growth.blocks(turn.job, 1, num_blocks)) > self._little
 
     # ---- which turns have begun ----
 
@@ -174,7 +175,7 @@ class WorkingSet(BranchListener):
         else:
             tenant = turn.job.tenant or ""
             blocks = self.own_blocks(turn)
-            if turn.number == 1:
+            if turn.number == 1 and not request.num_preemptions:
                 self._observe_begun(blocks)
         need = Need(request.priority, blocks, tenant)
         self._put(self._here, request.request_id, need)

@@ -197,7 +197,7 @@ class Retention(BranchListener):
             memoryfulness=self._learners.work.forecast.lengths.value,
             called_tools=tip.tools is None or bool(tip.tools),
             last_probability=self._tools.last_turn_probability(tip.tools, tip.job.tenant),
-            answer_return=self._learners.answers.share,
+            answer_return=self._learners.answers.share(tip.job.tenant),
             has_plain_tool=tip.tools is None or tip.plain_tool is not None,
             plain_mean_s=None if published is None else published.mean_s(tip),
         )

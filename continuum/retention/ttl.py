@@ -14,6 +14,9 @@ from continuum.config import ContinuumConfig
 from estimator.plain_math import log
 from estimator.survival import SurvivalCurve
 
+HARDLY_EVER = 0.1
+"""Share of answers that a turn follows soon, below which answers are not held."""
+
 
 @dataclass(frozen=True, slots=True)
 class TtlInputs:
@@ -95,11 +98,10 @@ def at_least_as_asked(
     return TtlDecision(floor_s, f"its client asked for longer {limit}")
 
 
-def _after_answer(inputs: TtlInputs, answer_ttl_s: float, pool_price: float) -> TtlDecision:
-    """How long to pin a turn without a tool call, while no such turn's return is known: ``answer_ttl_s`` if
-    that is worth what it costs."""
-    cost_s = pool_price * inputs.pool_share * answer_ttl_s
-    if inputs.answer_return is not None and inputs.answer_return * _spared_s(inputs) < cost_s:
+def _after_answer(inputs: TtlInputs, answer_ttl_s: float) -> TtlDecision:
+    """How long to pin a turn without a tool call, while no such turn's return is known: ``answer_ttl_s``,
+    unless turns hardly ever follow within that time."""
+    if inputs.answer_return is not None and inputs.answer_return < HARDLY_EVER:
         return TtlDecision(0.0, "no tool call: turns hardly ever follow such a turn soon")
     return TtlDecision(answer_ttl_s, "no tool call: probably the last turn")
 
@@ -142,7 +144,7 @@ class PriceRule:
         curve = inputs.curve
         if not curve.support:
             if not inputs.called_tools:
-                decision = _after_answer(inputs, self.answer_ttl_s, self.pool_price)
+                decision = _after_answer(inputs, self.answer_ttl_s)
                 return replace(decision, ttl_s=min(decision.ttl_s, break_even_s))
             return TtlDecision(
                 break_even_s, "nothing learned of this tool yet: until holding has cost its worth"
@@ -175,7 +177,6 @@ class MedianHorizonRule:
     horizon_s: float
     cold_horizon_s: float
     answer_ttl_s: float
-    pool_price: float
     cheap_reload_share: float
     usual_share: float
     past_usual: float
@@ -186,7 +187,7 @@ class MedianHorizonRule:
         curve = inputs.curve
         if not curve.support:
             if not inputs.called_tools:
-                return _after_answer(inputs, self.answer_ttl_s, self.pool_price)
+                return _after_answer(inputs, self.answer_ttl_s)
             return TtlDecision(self.cold_horizon_s, "nothing learned of this tool yet")
         if curve.median_remaining(0.0) > self.horizon_s:
             return TtlDecision(0.0, "median time to return is beyond the horizon")
@@ -273,7 +274,6 @@ def make_rule(config: ContinuumConfig) -> TtlRule:
             config.horizon_s,
             config.cold_horizon_s,
             config.answer_ttl_s,
-            config.pool_price,
             config.cheap_reload_share,
             config.usual_share,
             config.past_usual,

@@ -437,12 +437,7 @@ class Scheduler:
     def _preempt_for(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step
     ) -> bool:
-        """Preempt the tenant with most slots until this one fits; False if that does not suffice now.
-
-        A request that was preempted itself waits for free blocks: two that preempt each other never end.
-        """
-        if request.num_preemptions:
-            return False
+        """Preempt the tenant with most slots until this one fits; False if that does not suffice now."""
         victims = self._fairness.victims_for(request, num_tokens, hit, self.running, step)
         for victim in victims:
             self._preempt(victim, step, 0)

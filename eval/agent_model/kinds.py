@@ -415,7 +415,9 @@ def write_word(w: World) -> Plan:
 
 def long_errand(w: World) -> Plan:
     """Search, read, two settings at once, a sum, a file: six calls in five rounds, and the answer."""
-    word, (first, second), out = w.rare_word(), w.keys(2), w.names.path(".txt")
+    word = w.rare_word()
+    first, second = w.keys(2)
+    out = w.names.path(".txt")
     numbers = [w.names.number(2, 999), w.names.number(2, 999)]
     path, names = w.settings({first: str(numbers[0]), second: str(numbers[1])}, spare=1, apart=True)
     note = w.note({"about": word, "config": path})

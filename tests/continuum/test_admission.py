@@ -186,10 +186,10 @@ def test_a_parked_job_waits_no_longer_than_its_bound_and_stands_in_nobodys_way()
 
 
 def test_a_job_that_takes_little_is_not_kept_waiting() -> None:
-    """A job of at most ``small_job_share`` of the pool begins at once, and does not queue after parked
-    jobs."""
+    """A job that is expected to need at most ``small_job_share`` of the pool begins at once, and does not
+    queue after parked jobs."""
     room = crowded(config=replace(CONFIG, small_job_share=0.1))
-    room.add("short", [61] * (3 * BLOCK), job_id="short", max_tokens=1)
+    room.add("short", [61] * (2 * BLOCK), job_id="short", max_tokens=1)
     room.add("longer", [62] * (4 * BLOCK), job_id="longer", max_tokens=1)
     for _ in range(3):
         room.step()

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from continuum.config import ContinuumConfig
 from continuum.jobs.branches import BranchEnd
 from continuum.jobs.job import BlockChain, BranchTip, Job, Turn
-from continuum.learning.context_growth import MAX_KINDS, SHARES, ContextGrowth
+from continuum.learning.context_growth import MAX_AHEAD, MAX_KINDS, SHARES, ContextGrowth
+from continuum.learning.kv_cost import PrefillLoad
 from engine.core.policy import PolicyContext
 from engine.core.request import Request
+from engine.errors import ConfigError
 from engine.records.sampling_params import SamplingParams
 from tests.continuum.job_room import BLOCK, JobRoom
 
@@ -28,19 +30,28 @@ class History:
         self.period_s = period_s
         self.num_jobs = 0
 
-    def job(self, kind: str | None) -> Job:
+    def job(self, kind: str | None, tenant: str | None = None) -> Job:
         self.num_jobs += 1
-        job = Job(f"job{self.num_jobs}", None, self.now, self.now, self.now)
+        job = Job(f"job{self.num_jobs}", tenant, self.now, self.now, self.now)
         job.kind = None if kind is None else kind.encode()
         return job
 
-    def play(self, kind: str | None, num_blocks: list[int], *, calls_tool_at_end: bool = False) -> None:
+    def play(
+        self,
+        kind: str | None,
+        num_blocks: list[int],
+        *,
+        tenant: str | None = None,
+        calls_tool_at_end: bool = False,
+    ) -> None:
         """A job with these blocks after each turn."""
-        job = self.job(kind)
+        job = self.job(kind, tenant)
+        before = None
         for number, blocks in enumerate(num_blocks, start=1):
-            tip = self._tip(job, number, blocks)
             self.now += self.period_s
-            self.growth.on_opened(tip, [], self.now)
+            request = Request("turn", [1], SamplingParams(), self.now)
+            self.growth.turn_ended(Turn(job, request, number, before), self.now)
+            tip = before = self._tip(job, number, blocks)
             last = number == len(num_blocks)
             tip.tools = [] if last and not calls_tool_at_end else None
             self.growth.on_tools_known(tip, self.now)
@@ -48,7 +59,6 @@ class History:
                 self._continue(tip, num_blocks[number])
             elif calls_tool_at_end:
                 self.growth.on_dropped(tip, BranchEnd.JOB_DONE, self.now)
-        self.growth.on_job_gone(job, self.now)
 
     def _tip(self, job: Job, number: int, blocks: int) -> BranchTip:
         hashes = [bytes([number, i % 256, i // 256]) * 11 for i in range(blocks)]
@@ -87,13 +97,25 @@ def test_a_job_that_ended_with_a_tool_call_has_ended_too() -> None:
     assert history.growth.blocks(history.job("agent"), 2, 5)[-1] == 0
 
 
-def test_an_unknown_kind_grows_like_all_jobs() -> None:
-    """The population's mean stands for it."""
+def test_an_unknown_kind_grows_like_all_jobs_of_its_tenant() -> None:
+    """Their mean stands for it; what other tenants' jobs do says nothing."""
     history = History(period_s=10.0)
     for _ in range(50):
         history.play("a", [1, 11, 21])
         history.play("b", [1, 1, 1])
+        history.play("a", [1, 301, 601], tenant="other")
     assert history.growth.blocks(history.job("new"), 1, 1)[1] == pytest.approx(6, abs=1)
+    assert history.growth.blocks(history.job("a", "third"), 1, 1) == (1, 1, 1)
+
+
+def test_times_are_those_of_the_turns_that_are_looked_ahead() -> None:
+    """Turns that follow each other very fast are looked ahead for less than the horizon."""
+    slow = History(period_s=5.0)
+    slow.play("a", [1, 2, 3])
+    assert slow.growth.times_s() == (0.0, HORIZON_S / 2, HORIZON_S)
+    fast = History(period_s=0.01)
+    fast.play("a", [1, 2, 3])
+    assert fast.growth.times_s()[-1] == pytest.approx(0.01 * MAX_AHEAD)
 
 
 @given(
@@ -189,12 +211,12 @@ def test_answers_that_nothing_follows_are_soon_not_held() -> None:
         room.turn(f"r{number}", [number] * 5 * BLOCK, f"job{number}")
         held.append(room.read(f"r{number}").ttl_s)
         room.advance(60.0)
-    assert held == [2.0] * 7 + [0.0] * 5
+    assert held == [2.0] * 4 + [0.0] * 8
 
 
 def test_answers_that_are_soon_followed_are_held() -> None:
-    """A person who replies at once finds the KV, where holding it costs less than its computation."""
-    room = JobRoom(num_blocks=41, answer_ttl_s=2.0, pool_price=0.001)
+    """A person who replies at once finds the KV."""
+    room = JobRoom(num_blocks=41, answer_ttl_s=2.0)
     prompt = [1] * BLOCK
     for number in range(16):
         room.turn(f"r{number}", prompt, "chat", max_tokens=2)
@@ -204,7 +226,30 @@ def test_answers_that_are_soon_followed_are_held() -> None:
     assert receipt.ttl_s > 0
 
 
+def test_another_tenants_answers_and_single_questions_say_nothing() -> None:
+    """Nothing follows them; answers of a tenant whose jobs did not end so far are held all the same."""
+    room = JobRoom(num_blocks=41, answer_ttl_s=2.0)
+    for number in range(12):
+        room.turn(f"r{number}", [number] * 5 * BLOCK, f"job{number}", tenant="flood")
+        room.read(f"r{number}")
+        room.turn(f"q{number}", [20 + number] * 5 * BLOCK)
+        room.read(f"q{number}")
+        room.advance(60.0)
+    room.turn("other", [99] * 5 * BLOCK, "other", tenant="another")
+    assert room.read("other").ttl_s == 2.0
+
+
+def test_the_load_is_the_mean_number_of_prompts_at_a_time() -> None:
+    """Three at a time for five minutes are three; minutes later, hardly any."""
+    load = PrefillLoad()
+    assert load.value(0.0) == 0.0
+    for second in range(300):
+        load.observe(3.0, float(second))
+    assert load.value(300.0) == pytest.approx(3.0, rel=0.05)
+    assert load.value(900.0) < 0.01
+
+
 def test_config_is_checked() -> None:
     """The horizon is above 0."""
-    with pytest.raises(Exception, match="growth_horizon_s must be above 0"):
+    with pytest.raises(ConfigError, match="growth_horizon_s must be above 0"):
         ContinuumConfig(growth_horizon_s=0.0)

@@ -251,12 +251,13 @@ AGE, FORECAST = "continuum:work_weight=0", "continuum"
 
 @pytest.mark.slow
 def test_where_kinds_differ_jobs_are_sooner_done_than_by_age(tmp_path: Path) -> None:
-    """With short and long agents and little memory, the mean is lower than by age, over four seeds."""
-    flags = ["--rate", "1", "--kv-tokens", "150000", "--block-size", "64", "--share-prefixes", "--jobs", "24"]
-    flags += ["--seeds", "4"]
+    """With short and long agents and little memory, the mean is at least a tenth lower than by age: enough
+    jobs that kinds are learned, over two seeds."""
+    flags = ["--rate", "1", "--kv-tokens", "150000", "--block-size", "64", "--share-prefixes", "--jobs", "60"]
+    flags += ["--seeds", "2"]
     flags += ["--policies", f"{AGE},{FORECAST}"]
     means = _mean_completion_s(tmp_path / "out.json", "swe-bench+bfcl:tokens=0.1", *flags)
-    assert means[FORECAST] < 0.98 * means[AGE]
+    assert means[FORECAST] < 0.9 * means[AGE]
 
 
 def test_where_all_are_of_one_kind_the_order_is_that_of_age(tmp_path: Path) -> None:

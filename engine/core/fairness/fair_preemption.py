@@ -58,10 +58,11 @@ class FairPreemption:
     ) -> list[Request]:
         """Requests of the tenant with most slots whose blocks together make this one fit.
 
-        Empty if the requests that may be preempted are not enough.
+        Empty if the requests that may be preempted are not enough. A request that was preempted itself waits
+        for free blocks: two that preempt each other would never end.
         """
         giver = self._slots.owes(request.tenant)
-        if giver is None:
+        if giver is None or request.num_preemptions:
             return []
         owed = self.owed_to(request, running, step)
         victims = list[Request]()

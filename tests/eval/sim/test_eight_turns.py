@@ -73,3 +73,12 @@ def test_returning_turns_wait_less_than_under_either(runs: dict[str, RunResult])
     """Jobs wait before they begin, and not at each turn."""
     assert _return_p99_s(runs["continuum"]) < 0.5 * _return_p99_s(runs["fork"])
     assert _return_p99_s(runs["continuum"]) < 0.5 * _return_p99_s(runs["fcfs"])
+
+
+@pytest.mark.slow
+def test_hardly_a_pin_is_revoked_whose_turn_is_back_in_half_a_second(runs: dict[str, RunResult]) -> None:
+    """Its computation would cost the others more than a short wait for it. Answers are not held either, once
+    it is known that nothing follows them."""
+    ends = runs["continuum"].pins_ended
+    assert ends["revoked"] < 0.1 * ends["handed_over"]
+    assert ends["expired"] < 0.25 * NUM_JOBS

@@ -72,10 +72,12 @@ def test_nor_with_a_host_tier(tmp_path: Path) -> None:
 
 
 @pytest.mark.shared
+@pytest.mark.long
 @pytest.mark.skipif(not AGENT_JOBS.exists(), reason="the recorded workloads are not here")
 def test_nor_on_recorded_jobs(tmp_path: Path) -> None:
-    """The same holds with the tool times of real agents."""
-    flags = ["--workload", str(AGENT_JOBS), "--jobs", "25", "--rate", "0.1", "--seeds", "4"]
+    """The same holds with the tool times of real agents, over eight seeds: a seed's mean differs by up to
+    8 % between good rules."""
+    flags = ["--workload", str(AGENT_JOBS), "--jobs", "25", "--rate", "0.1", "--seeds", "8"]
     _check_oracle(tmp_path / "out.json", [*flags, "--kv-tokens", "250000"], GOOD_RULES)
 
 
