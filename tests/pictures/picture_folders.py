@@ -111,7 +111,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def make_picture_folder(
-    to: Path, model_type: str, tokenizer_of: Path, *, dtype: str = "float32", max_pixels: int = 64 * FACTOR**2
+    to: Path,
+    model_type: str,
+    tokenizer_of: Path,
+    *,
+    dtype: str = "float32",
+    max_pixels: int = 64 * FACTOR**2,
+    seed: int = 0,
 ) -> Path:
     """Makes a folder with random weights. ``tokenizer_of``: a folder whose tokenizer has <= 512 tokens."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
@@ -133,7 +139,7 @@ def make_picture_folder(
         }
     )
     config = AutoConfig.for_model(model_type, **CONFIGS[model_type], **ids)
-    model = random_weights(class_of(config)(config)).to(getattr(torch, dtype))
+    model = random_weights(class_of(config)(config), seed).to(getattr(torch, dtype))
     model.generation_config.eos_token_id = None
     model.save_pretrained(to)
     tokenizer.save_pretrained(to)

@@ -52,8 +52,12 @@ class World:
     adapters: list[Path]
     num_questions: int
 
+    def route(self, question: int) -> str:
+        """Where it is asked."""
+        return "/v1/completions"
+
     def body(self, question: int) -> dict[str, Any]:
-        """Fields of a completion's body."""
+        """Fields of the request's body."""
         raise NotImplementedError
 
     def check(self, weights: Path, adapter: Path | None, question: int, answer: dict[str, Any]) -> None:
@@ -133,9 +137,8 @@ class Operated:
 
     def ask(self, question: int, adapter: Path | None, **more: Any) -> httpx.Response:
         model = "tiny" if adapter is None else "changing"
-        return self.post(
-            "/v1/completions", model=model, return_token_ids=True, **self.world.body(question), **more
-        )
+        body = {"model": model, "return_token_ids": True, **self.world.body(question), **more}
+        return self.post(self.world.route(question), **body)
 
     def check(self, question: int, adapter: Path | None, answer: httpx.Response, *, must: bool) -> bool:
         """Whether it was answered; AssertionError for a wrong answer, or a missing one that ``must`` come."""
@@ -189,6 +192,8 @@ class Rounds:
     def hand_over(self, first: Operated, second: Operated, *, must: bool) -> None:
         """Does what a proxy does; the second server uses its own weights, whatever the first one's."""
         prompt = self._question()
+        if self.world.body(prompt).get("n", 1) > 1:
+            return
         answer = first.ask(prompt, None, kv_transfer_params=ORDER)
         if answer.status_code != 200:
             assert not must, answer.text

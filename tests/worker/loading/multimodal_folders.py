@@ -122,9 +122,9 @@ def code_of(folder: Path) -> Any:
     return getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
 
 
-def random_weights(model: PreTrainedModel) -> PreTrainedModel:
+def random_weights(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     """Fills a model, equally in each run."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(_random(name, parameter, generator))
