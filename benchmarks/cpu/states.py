@@ -22,6 +22,7 @@ import torch
 
 from engine.worker.cpu.state_kernels import state_kernels
 from engine.worker.states import torch_states
+from engine.worker.states.operations import Convolution, DeltaRule, OverTokens, Scan
 from engine.worker.states.selection import StateOps
 from engine.worker.states.state_batch import StateBatch
 from eval.say import say
@@ -36,15 +37,15 @@ WIDTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A kind of layer, with inputs of a case and a pool for each of the layers."""
+    """A kind of layer, with its operation in a case and a pool for each of the layers."""
 
     function: str
-    inputs: tuple[torch.Tensor | None, ...]
+    operation: OverTokens
     pools: list[torch.Tensor]
     batch: StateBatch
 
     def run(self, ops: StateOps, step: int) -> None:
-        getattr(ops, self.function)(*self.inputs, self.pools[step % NUM_LAYERS], self.batch)
+        getattr(ops, self.function)(self.operation, self.pools[step % NUM_LAYERS], self.batch)
 
 
 def main() -> None:
@@ -99,8 +100,8 @@ def _delta_rule(num_seqs: int, num_tokens: int) -> Layer:
     k = _noise(tokens, 16, 128)
     v = _noise(tokens, 32, 128)
     pools = [torch.zeros(num_seqs + 1, 32, 128, 128) for _ in range(NUM_LAYERS)]
-    gates = -torch.rand(tokens, 32), _noise(tokens, 32).sigmoid()
-    return Layer("gated_delta_rule", (q, k, v, *gates), pools, _batch(num_seqs, num_tokens))
+    rule = DeltaRule(q, k, v, -torch.rand(tokens, 32), _noise(tokens, 32).sigmoid())
+    return Layer("gated_delta_rule", rule, pools, _batch(num_seqs, num_tokens))
 
 
 def _scan(num_seqs: int, num_tokens: int) -> Layer:
@@ -113,13 +114,14 @@ def _scan(num_seqs: int, num_tokens: int) -> Layer:
     a = -torch.rand(128)
     d = torch.rand(128)
     dt_bias = torch.rand(128)
-    return Layer("selective_scan", (x, dt, a, b, c, d, dt_bias), pools, _batch(num_seqs, num_tokens))
+    scan = Scan(x, dt, b, c, a, d, dt_bias)
+    return Layer("selective_scan", scan, pools, _batch(num_seqs, num_tokens))
 
 
 def _conv(num_seqs: int, num_tokens: int) -> Layer:
     pools = [torch.zeros(num_seqs + 1, 8192, WIDTH - 1).bfloat16() for _ in range(NUM_LAYERS)]
-    inputs = _noise(num_seqs * num_tokens, 8192), _noise(8192, WIDTH), None
-    return Layer("causal_conv", inputs, pools, _batch(num_seqs, num_tokens))
+    conv = Convolution(_noise(num_seqs * num_tokens, 8192), _noise(8192, WIDTH))
+    return Layer("causal_conv", conv, pools, _batch(num_seqs, num_tokens))
 
 
 KINDS: dict[str, Callable[[int, int], Layer]] = {

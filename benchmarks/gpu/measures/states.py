@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from benchmarks.gpu.measures.bench import Bench
 from benchmarks.gpu.measures.closeness import LIMITS, row_error
 from engine.worker.states import torch_states
+from engine.worker.states.operations import Convolution, DeltaRule, Scan
 from engine.worker.states.selection import StateOps
 from engine.worker.states.state_batch import StateBatch
 
 _NUM_SLOTS = 8
 _CONV_WIDTH = 4
 _TIMED_CALLS = 10
+_Inputs = tuple[Any, torch.Tensor]
+"""An operation and the pool of states."""
 
 
 def check(bench: Bench) -> None:
@@ -42,15 +47,21 @@ def _check(
     name: str,
     ops: StateOps,
     function: str,
-    inputs: tuple[torch.Tensor, ...],
+    inputs: _Inputs,
     batch: StateBatch,
 ) -> None:
-    there = tuple(x.to(bench.device.where, copy=True) for x in inputs)
-    found = getattr(ops, function)(*there, batch)
-    expected = getattr(torch_states, function)(*inputs, batch)
+    operation, pool = inputs
+    there = pool.to(bench.device.where, copy=True)
+    found = getattr(ops, function)(_moved(operation, bench.device.where), there, batch)
+    expected = getattr(torch_states, function)(operation, pool, batch)
     limit = bench.sizes.slack * LIMITS[found.dtype]
     bench.check(name, row_error(found.cpu(), expected), limit)
-    bench.check(f"{name}: states", row_error(there[-1].cpu().flatten(1), inputs[-1].flatten(1)), limit)
+    bench.check(f"{name}: states", row_error(there.cpu().flatten(1), pool.flatten(1)), limit)
+
+
+def _moved(operation: Any, to: torch.device) -> Any:
+    """The same operation with its inputs on a device."""
+    return type(operation)(*(x.to(to) if isinstance(x, torch.Tensor) else x for x in operation))
 
 
 def _time(bench: Bench, ops: StateOps, size: int) -> None:
@@ -76,13 +87,14 @@ def _time_calls(
     name: str,
     ops: StateOps,
     function: str,
-    inputs: tuple[torch.Tensor, ...],
+    inputs: _Inputs,
     batch: StateBatch,
 ) -> None:
-    there = tuple(x.to(bench.device.where) for x in inputs)
+    operation = _moved(inputs[0], bench.device.where)
+    pool = inputs[1].to(bench.device.where)
     call = getattr(ops, function)
-    seconds = bench.repeats_of_kernels(lambda: call(*there, batch), _TIMED_CALLS)
-    moved = 2 * len(batch.query_lens) * there[-1][0].nbytes
+    seconds = bench.repeats_of_kernels(lambda: call(operation, pool, batch), _TIMED_CALLS)
+    moved = 2 * len(batch.query_lens) * pool[0].nbytes
     bench.figure(
         name,
         "us",
@@ -95,9 +107,7 @@ def _noise(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def _delta_rule(
-    batch: StateBatch, dtype: torch.dtype, size: int, num_slots: int = _NUM_SLOTS
-) -> tuple[torch.Tensor, ...]:
+def _delta_rule(batch: StateBatch, dtype: torch.dtype, size: int, num_slots: int = _NUM_SLOTS) -> _Inputs:
     tokens = int(batch.query_lens.sum())
     k_heads = size // 8
     v_heads = size // 4
@@ -105,23 +115,22 @@ def _delta_rule(
     v = _noise(dtype, tokens, v_heads, size, seed=3)
     g = -_noise(torch.float32, tokens, v_heads).abs()
     pool = _noise(torch.float32, num_slots, v_heads, size, size)
-    return q, k, v, g, _noise(dtype, tokens, v_heads).sigmoid(), pool
+    return DeltaRule(q, k, v, g, _noise(dtype, tokens, v_heads).sigmoid()), pool
 
 
-def _scan(
-    batch: StateBatch, dtype: torch.dtype, size: int, num_slots: int = _NUM_SLOTS
-) -> tuple[torch.Tensor, ...]:
+def _scan(batch: StateBatch, dtype: torch.dtype, size: int, num_slots: int = _NUM_SLOTS) -> _Inputs:
     tokens = int(batch.query_lens.sum())
     heads = size // 2
     x = _noise(dtype, tokens, heads, size // 2)
     dt = _noise(dtype, tokens, heads, seed=1)
     b, c = (_noise(dtype, tokens, 1, size, seed=seed) for seed in (2, 3))
     a, d, dt_bias = (_noise(torch.float32, heads, seed=seed) for seed in (4, 5, 6))
-    return x, dt, -a.exp(), b, c, d, dt_bias, _noise(torch.float32, num_slots, heads, size // 2, size)
+    pool = _noise(torch.float32, num_slots, heads, size // 2, size)
+    return Scan(x, dt, b, c, -a.exp(), d, dt_bias), pool
 
 
-def _conv(batch: StateBatch, dtype: torch.dtype, channels: int) -> tuple[torch.Tensor, ...]:
+def _conv(batch: StateBatch, dtype: torch.dtype, channels: int) -> _Inputs:
     x = _noise(dtype, int(batch.query_lens.sum()), channels)
     weight = _noise(dtype, channels, _CONV_WIDTH)
     bias = _noise(dtype, channels)
-    return x, weight, bias, _noise(dtype, _NUM_SLOTS, channels, _CONV_WIDTH - 1)
+    return Convolution(x, weight, bias), _noise(dtype, _NUM_SLOTS, channels, _CONV_WIDTH - 1)

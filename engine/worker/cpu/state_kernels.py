@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from engine.worker.cpu.kernels.library import load_state_library, typed
+from engine.worker.states.operations import Convolution, DeltaRule, Scan
 from engine.worker.states.state_batch import StateBatch
 
 _ADDRESS = ctypes.c_void_p
@@ -69,21 +70,12 @@ class StateKernels:
         self._delta_rule = calling(library.continuum_gated_delta_rule, _DeltaRule)
         self._scan = calling(library.continuum_selective_scan, _SelectiveScan)
 
-    def causal_conv(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        pool: torch.Tensor,
-        batch: StateBatch,
-        *,
-        silu: bool = False,
-    ) -> torch.Tensor:
+    def causal_conv(self, conv: Convolution, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         """See ``StateOps``."""
-        num_channels, width = weight.shape
-        x, stride = _rows(x)
-        weight = _as(weight, x.dtype)
-        bias = None if bias is None else _as(bias, x.dtype)
+        num_channels, width = conv.weight.shape
+        x, stride = _rows(conv.x)
+        weight = _as(conv.weight, x.dtype)
+        bias = None if conv.bias is None else _as(conv.bias, x.dtype)
         output = x.new_empty(len(x), num_channels)
         arguments = _CausalConv(
             x.data_ptr(),
@@ -97,26 +89,20 @@ class StateKernels:
             width,
             _is_bf16(x),
             _is_bf16(pool),
-            silu,
+            conv.has_silu,
         )
         self._causal_conv(arguments, _addresses(batch), torch.get_num_threads())
         return output
 
-    def gated_delta_rule(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        pool: torch.Tensor,
-        batch: StateBatch,
-    ) -> torch.Tensor:
+    def gated_delta_rule(self, rule: DeltaRule, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         """See ``StateOps``."""
-        (num_tokens, num_k_heads, k_size), (_, num_v_heads, v_size) = k.shape, v.shape
-        (q, q_stride), (k, k_stride), (v, v_stride) = _rows(q), _rows(k), _rows(v)
-        g = _as(g, torch.float32)
-        beta = _as(beta, torch.float32)
+        q, q_stride = _rows(rule.q)
+        k, k_stride = _rows(rule.k)
+        v, v_stride = _rows(rule.v)
+        num_tokens, num_k_heads, k_size = k.shape
+        num_v_heads, v_size = v.shape[1:]
+        g = _as(rule.g, torch.float32)
+        beta = _as(rule.beta, torch.float32)
         assert q.dtype == k.dtype == v.dtype
         assert pool.dtype == torch.float32
         output = v.new_empty(num_tokens, num_v_heads, v_size)
@@ -141,22 +127,14 @@ class StateKernels:
         self._delta_rule(arguments, _addresses(batch), torch.get_num_threads())
         return output
 
-    def selective_scan(
-        self,
-        x: torch.Tensor,
-        dt: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
-        d: torch.Tensor,
-        dt_bias: torch.Tensor,
-        pool: torch.Tensor,
-        batch: StateBatch,
-    ) -> torch.Tensor:
+    def selective_scan(self, scan: Scan, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         """See ``StateOps``."""
-        (num_tokens, num_heads, head_size), (_, num_groups, state_size) = x.shape, b.shape
-        (x, x_stride), (b, b_stride), (c, c_stride) = _rows(x), _rows(b), _rows(c)
-        dt, a, d, dt_bias = (_as(each, torch.float32) for each in (dt, a, d, dt_bias))
+        x, x_stride = _rows(scan.x)
+        b, b_stride = _rows(scan.b)
+        c, c_stride = _rows(scan.c)
+        num_tokens, num_heads, head_size = x.shape
+        num_groups, state_size = b.shape[1:]
+        dt, a, d, dt_bias = (_as(each, torch.float32) for each in (scan.dt, scan.a, scan.d, scan.dt_bias))
         assert x.dtype == b.dtype == c.dtype
         assert pool.dtype == torch.float32
         output = x.new_empty(num_tokens, num_heads, head_size)

@@ -16,6 +16,7 @@ import triton.language as tl
 from engine.worker.gpu.state_chunks.launches import delta_rule_chunks, scan_chunks
 from engine.worker.gpu.state_chunks.prepare import softplus
 from engine.worker.gpu.state_chunks.table import StepTable, table_on
+from engine.worker.states.operations import Convolution, DeltaRule, Scan
 from engine.worker.states.state_batch import StateBatch
 
 _STATE_NUMBERS = 4096
@@ -33,25 +34,16 @@ _CONV_CHANNELS = 128
 class TritonStates:
     """``StateOps`` for a GPU: inputs are bf16 or fp32, sums and recurrent states fp32."""
 
-    def causal_conv(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        pool: torch.Tensor,
-        batch: StateBatch,
-        *,
-        silu: bool = False,
-    ) -> torch.Tensor:
+    def causal_conv(self, conv: Convolution, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         """See ``StateOps``."""
-        num_channels, width = weight.shape
-        x = _rows(x)
+        num_channels, width = conv.weight.shape
+        x = _rows(conv.x)
         pool_stride = _slot_stride(pool)
         output = x.new_empty(len(x), num_channels)
         _causal_conv[(len(batch.query_lens), triton.cdiv(num_channels, _CONV_CHANNELS))](
             x,
-            weight.contiguous(),
-            bias,
+            conv.weight.contiguous(),
+            conv.bias,
             pool,
             output,
             table_on(batch, x.device).sequences,
@@ -62,44 +54,31 @@ class TritonStates:
             PADDED_WIDTH=triton.next_power_of_2(width),
             TOKENS=_CONV_TOKENS,
             CHANNELS=_CONV_CHANNELS,
-            HAS_BIAS=bias is not None,
-            HAS_SILU=silu,
+            HAS_BIAS=conv.bias is not None,
+            HAS_SILU=conv.has_silu,
         )
         return output
 
-    def gated_delta_rule(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        pool: torch.Tensor,
-        batch: StateBatch,
-    ) -> torch.Tensor:
+    def gated_delta_rule(self, rule: DeltaRule, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         """See ``StateOps``."""
-        (num_tokens, num_k_heads, k_size), (_, num_v_heads, v_size) = k.shape, v.shape
-        q = _rows(q)
-        k = _rows(k)
-        v = _rows(v)
+        rule = DeltaRule(
+            _rows(rule.q), _rows(rule.k), _rows(rule.v), rule.g.contiguous(), rule.beta.contiguous()
+        )
+        q, k, v, *_ = rule
+        num_k_heads, k_size = k.shape[1:]
+        num_tokens, num_v_heads, v_size = v.shape
         pool_stride = _slot_stride(pool)
-        g = g.contiguous()
-        beta = beta.contiguous()
         table = table_on(batch, v.device)
         output = v.new_empty(num_tokens, num_v_heads, v_size)
         num_short = _num_short(table, v.dtype in _IN_CHUNKS)
         if num_short < len(batch.query_lens):
-            delta_rule_chunks(q, k, v, g, beta, pool, output, table)
+            delta_rule_chunks(rule, pool, output, table)
         if not num_short:
             return output
         padded = triton.next_power_of_2(k_size)
         columns = _part(v_size, padded)
         _gated_delta_rule[(num_short, num_v_heads, triton.cdiv(v_size, columns))](
-            q,
-            k,
-            v,
-            g,
-            beta,
+            *rule,
             pool,
             output,
             table.sequences,
@@ -115,33 +94,20 @@ class TritonStates:
         )
         return output
 
-    def selective_scan(
-        self,
-        x: torch.Tensor,
-        dt: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
-        d: torch.Tensor,
-        dt_bias: torch.Tensor,
-        pool: torch.Tensor,
-        batch: StateBatch,
-    ) -> torch.Tensor:
+    def selective_scan(self, scan: Scan, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         """See ``StateOps``."""
-        (num_tokens, num_heads, head_size), (_, num_groups, state_size) = x.shape, b.shape
-        x = _rows(x)
-        b = _rows(b)
-        c = _rows(c)
+        x = _rows(scan.x)
+        b = _rows(scan.b)
+        c = _rows(scan.c)
+        num_tokens, num_heads, head_size = x.shape
+        num_groups, state_size = b.shape[1:]
         pool_stride = _slot_stride(pool)
-        dt = dt.contiguous()
-        a = a.contiguous()
-        d = d.contiguous()
-        dt_bias = dt_bias.contiguous()
+        dt, a, d, dt_bias = (each.contiguous() for each in (scan.dt, scan.a, scan.d, scan.dt_bias))
         output = x.new_empty(num_tokens, num_heads, head_size)
         table = table_on(batch, x.device)
         num_short = _num_short(table, x.dtype in _SCANS_IN_CHUNKS)
         if num_short < len(batch.query_lens):
-            scan_chunks(x, dt, a, b, c, d, dt_bias, pool, output, table)
+            scan_chunks(Scan(x, dt, b, c, a, d, dt_bias), pool, output, table)
         if not num_short:
             return output
         padded = triton.next_power_of_2(state_size)

@@ -13,6 +13,7 @@ from engine.worker.models.builder import Builder
 from engine.worker.models.shape import DecoderShape
 from engine.worker.models.state_layers import StateLayer, gated
 from engine.worker.models.state_shapes import DeltaNetShape
+from engine.worker.states.operations import Convolution, DeltaRule
 
 
 class GatedDeltaNet(StateLayer):
@@ -45,16 +46,17 @@ class GatedDeltaNet(StateLayer):
         states = self.states
         mixed, z = self._split_values(self.qkvz(x))
         b, a = self._split_rates(self.ba(x))
-        convolved = states.causal_conv(mixed, self.conv.squeeze(1), None)
+        convolved = states.causal_conv(Convolution(mixed, self.conv.squeeze(1), has_silu=True))
         q, k, v = torch.split(convolved, [net.keys_size, net.keys_size, net.values_size], dim=-1)
         decay = -self.a_log.exp() * softplus(a.float() + self.dt_bias)
-        attended = states.gated_delta_rule(
-            q.view(len(x), -1, net.k_size),
-            k.view(len(x), -1, net.k_size),
-            v.view(len(x), -1, net.v_size),
-            decay,
-            b.sigmoid(),
+        rule = DeltaRule(
+            q=q.view(len(x), -1, net.k_size),
+            k=k.view(len(x), -1, net.k_size),
+            v=v.view(len(x), -1, net.v_size),
+            g=decay,
+            beta=b.sigmoid(),
         )
+        attended = states.gated_delta_rule(rule)
         normed = rms_norm(attended.float(), (net.v_size,), eps=self._eps).to(x.dtype)
         opened = gated(self.norm * normed, z.view_as(attended)).to(x.dtype)
         output: torch.Tensor = self.output(opened.flatten(1))

@@ -10,6 +10,7 @@ from engine.worker.models.builder import Builder
 from engine.worker.models.shape import DecoderShape
 from engine.worker.models.state_layers import StateLayer, gated
 from engine.worker.models.state_shapes import MambaShape
+from engine.worker.states.operations import Convolution, Scan
 
 
 class Mamba2(StateLayer):
@@ -43,17 +44,20 @@ class Mamba2(StateLayer):
         states = self.states
         sizes = [mamba.inner_size, mamba.conv_size, mamba.num_heads]
         gate, mixed, dt = torch.split(self.projection(x), sizes, dim=-1)
-        convolved = states.causal_conv(mixed, self.conv.squeeze(1), self.conv_bias)
-        heads, b, c = torch.split(convolved, [mamba.inner_size, mamba.groups_size, mamba.groups_size], dim=-1)
-        scanned = states.selective_scan(
-            heads.view(len(x), mamba.num_heads, mamba.head_size),
-            dt,
-            -self.a_log.exp(),
-            b.view(len(x), mamba.num_groups, mamba.state_size),
-            c.view(len(x), mamba.num_groups, mamba.state_size),
-            self.d,
-            self.dt_bias,
+        convolved = states.causal_conv(
+            Convolution(mixed, self.conv.squeeze(1), self.conv_bias, has_silu=True)
         )
+        heads, b, c = torch.split(convolved, [mamba.inner_size, mamba.groups_size, mamba.groups_size], dim=-1)
+        scan = Scan(
+            x=heads.view(len(x), mamba.num_heads, mamba.head_size),
+            dt=dt,
+            b=b.view(len(x), mamba.num_groups, mamba.state_size),
+            c=c.view(len(x), mamba.num_groups, mamba.state_size),
+            a=-self.a_log.exp(),
+            d=self.d,
+            dt_bias=self.dt_bias,
+        )
+        scanned = states.selective_scan(scan)
         normed = self._normed(gated(scanned.flatten(1), gate))
         output: torch.Tensor = self.output(self.norm * normed.to(x.dtype))
         return output

@@ -7,19 +7,21 @@ tokens and the accepted drafts, and write to the sequences' targets. This needs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 
 from engine.worker.attention.backend import IntArray
+from engine.worker.states.operations import OverTokens
 from engine.worker.states.state_batch import StateBatch
 
 _TRASH = 0
 """The slot that is never read."""
 
-Operation = Callable[[Sequence[torch.Tensor], StateBatch], object]
-"""Advances states by tokens, given their inputs, [num_tokens, ...] each, and the sequences they belong to."""
+Operation = Callable[[Any, StateBatch], object]
+"""Advances states by tokens, given their inputs (``OverTokens``) and the sequences they belong to."""
 
 
 class DraftedStates:
@@ -34,16 +36,16 @@ class DraftedStates:
         self._targets = batch.targets[self._seqs]
         starts = np.repeat(batch.starts[self._seqs], self._lens)
         self._rows = torch.from_numpy(starts + _counted(self._lens))
-        self._seen: list[tuple[Operation, list[torch.Tensor]]] = []
+        self._seen: list[tuple[Operation, OverTokens]] = []
         targets = batch.targets.copy()
         targets[self._seqs] = _TRASH
         self.batch = StateBatch(batch.query_lens, batch.sources, targets)
         """The step's sequences, as they are first computed."""
 
-    def see(self, operation: Operation, inputs: Sequence[torch.Tensor]) -> None:
-        """Keep the rows of an operation's inputs [num_tokens, ...] that belong to sequences with drafts."""
-        rows = self._rows.to(inputs[0].device)
-        self._seen.append((operation, [each[rows] for each in inputs]))
+    def see(self, operation: Operation, inputs: OverTokens, device: torch.device) -> None:
+        """Keep the inputs of the tokens that belong to sequences with drafts. ``device``: where they are."""
+        self._rows = self._rows.to(device)
+        self._seen.append((operation, inputs.of_tokens(self._rows)))
 
     def settle(self, num_accepted: Mapping[int, int]) -> None:
         """Write the states after the accepted drafts.
@@ -55,9 +57,9 @@ class DraftedStates:
         batch = StateBatch(lens, self._sources, self._targets)
         starts = np.cumsum(self._lens) - self._lens
         rows = torch.from_numpy(np.repeat(starts, lens) + _counted(lens))
+        rows = rows.to(self._rows.device)
         for operation, inputs in self._seen:
-            there = rows.to(inputs[0].device)
-            operation([each[there] for each in inputs], batch)
+            operation(inputs.of_tokens(rows), batch)
         self._seen.clear()
 
 

@@ -12,6 +12,7 @@ from engine.worker.cpu.kernels.library import KernelUnavailable
 from engine.worker.cpu.state_kernels import state_kernels
 from engine.worker.gpu.ops import uses_triton
 from engine.worker.states import torch_states
+from engine.worker.states.operations import Convolution, DeltaRule, Scan
 from engine.worker.states.state_batch import StateBatch
 
 logger = logging.getLogger(__name__)
@@ -20,47 +21,14 @@ logger = logging.getLogger(__name__)
 class StateOps(Protocol):
     """The functions of ``torch_states``, which defines what each computes."""
 
-    def causal_conv(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        pool: torch.Tensor,
-        batch: StateBatch,
-        *,
-        silu: bool = False,
-    ) -> torch.Tensor:
-        """x [num_tokens, channels], weight [channels, width], bias [channels],
-        pool [num_slots, channels, width - 1] -> [num_tokens, channels]"""
+    def causal_conv(self, conv: Convolution, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
+        """pool [num_slots, channels, width - 1] -> [num_tokens, channels]"""
 
-    def gated_delta_rule(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        pool: torch.Tensor,
-        batch: StateBatch,
-    ) -> torch.Tensor:
-        """q, k [num_tokens, k_heads, k_size], v [num_tokens, v_heads, v_size], g and beta [num_tokens,
-        v_heads], pool [num_slots, v_heads, k_size, v_size] in fp32 -> [num_tokens, v_heads, v_size]"""
+    def gated_delta_rule(self, rule: DeltaRule, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
+        """pool [num_slots, v_heads, k_size, v_size] in fp32 -> [num_tokens, v_heads, v_size]"""
 
-    def selective_scan(
-        self,
-        x: torch.Tensor,
-        dt: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
-        d: torch.Tensor,
-        dt_bias: torch.Tensor,
-        pool: torch.Tensor,
-        batch: StateBatch,
-    ) -> torch.Tensor:
-        """x [num_tokens, heads, head_size], dt [num_tokens, heads], a, d and dt_bias [heads], b and c
-        [num_tokens, groups, state_size], pool [num_slots, heads, head_size, state_size] in fp32
-        -> [num_tokens, heads, head_size]"""
+    def selective_scan(self, scan: Scan, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
+        """pool [num_slots, heads, head_size, state_size] in fp32 -> [num_tokens, heads, head_size]"""
 
 
 @cache

@@ -6,16 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from engine.worker.attention.backend import IntArray
 from engine.worker.states.drafted_states import DraftedStates
+from engine.worker.states.operations import Convolution, DeltaRule, OverTokens, Scan
 from engine.worker.states.selection import select_state_ops
 from engine.worker.states.state_batch import StateBatch
 
-Tokens = tuple[torch.Tensor, ...]
-"""Inputs of an operation over tokens."""
 ALIGNMENT = 16
 """Unit of memory accesses, in bytes."""
 
@@ -45,6 +45,9 @@ class StateSpec:
         return sum(_aligned(part.num_bytes) for parts in self.layers for part in parts)
 
 
+Inputs = TypeVar("Inputs", bound=OverTokens)
+
+
 class LayerStates:
     """The states of one layer, and its operations on them for the sequences of the running step."""
 
@@ -54,42 +57,19 @@ class LayerStates:
         self._ops = select_state_ops(parts[0].device)
         self.conv, self.recurrent = parts
 
-    def causal_conv(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [num_tokens, channels] -> the same shape, through SiLU; see ``torch_states``"""
+    def causal_conv(self, conv: Convolution) -> torch.Tensor:
+        """-> [num_tokens, channels]"""
+        return self._pool.run(lambda conv, batch: self._ops.causal_conv(conv, self.conv, batch), conv)
 
-        def advance(inputs: Sequence[torch.Tensor], batch: StateBatch) -> torch.Tensor:
-            return self._ops.causal_conv(inputs[0], weight, bias, self.conv, batch, silu=True)
+    def gated_delta_rule(self, rule: DeltaRule) -> torch.Tensor:
+        """-> [num_tokens, v_heads, v_size]"""
+        return self._pool.run(
+            lambda rule, batch: self._ops.gated_delta_rule(rule, self.recurrent, batch), rule
+        )
 
-        return self._pool.run(advance, (x,))
-
-    def gated_delta_rule(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
-    ) -> torch.Tensor:
-        """-> [num_tokens, v_heads, v_size]; see ``torch_states``"""
-
-        def advance(inputs: Sequence[torch.Tensor], batch: StateBatch) -> torch.Tensor:
-            q, k, v, g, beta = inputs
-            return self._ops.gated_delta_rule(q, k, v, g, beta, self.recurrent, batch)
-
-        return self._pool.run(advance, (q, k, v, g, beta))
-
-    def selective_scan(
-        self,
-        x: torch.Tensor,
-        dt: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
-        d: torch.Tensor,
-        dt_bias: torch.Tensor,
-    ) -> torch.Tensor:
-        """-> [num_tokens, heads, head_size]; see ``torch_states``"""
-
-        def advance(inputs: Sequence[torch.Tensor], batch: StateBatch) -> torch.Tensor:
-            x, dt, b, c = inputs
-            return self._ops.selective_scan(x, dt, a, b, c, d, dt_bias, self.recurrent, batch)
-
-        return self._pool.run(advance, (x, dt, b, c))
+    def selective_scan(self, scan: Scan) -> torch.Tensor:
+        """-> [num_tokens, heads, head_size]"""
+        return self._pool.run(lambda scan, batch: self._ops.selective_scan(scan, self.recurrent, batch), scan)
 
 
 class StatePool:
@@ -118,13 +98,11 @@ class StatePool:
         self._drafted = None if num_drafts is None else DraftedStates(batch, num_drafts)
         self._batch = batch if self._drafted is None else self._drafted.batch
 
-    def run(
-        self, advance: Callable[[Sequence[torch.Tensor], StateBatch], torch.Tensor], inputs: Tokens
-    ) -> torch.Tensor:
-        """Return the output of an operation for the step's tokens; ``inputs``: [num_tokens, ...] each."""
+    def run(self, advance: Callable[[Inputs, StateBatch], torch.Tensor], inputs: Inputs) -> torch.Tensor:
+        """Return the output of an operation for the step's tokens."""
         output = advance(inputs, self.batch)
         if self._drafted is not None:
-            self._drafted.see(advance, inputs)
+            self._drafted.see(advance, inputs, output.device)
         return output
 
     def settle(self, num_accepted: Mapping[int, int]) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch.nn.functional import silu as silu_of
-from torch.nn.functional import softplus
+from torch.nn.functional import silu, softplus
 
 from engine.worker.attention.backend import IntArray
+from engine.worker.states.operations import Convolution, DeltaRule, Scan
 from engine.worker.states.state_batch import StateBatch
 
 CHUNK = 64
@@ -24,21 +24,10 @@ _NO_ZERO = 1e-6
 """Added to a squared length before dividing by its root, as in flash-linear-attention."""
 
 
-def causal_conv(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    pool: torch.Tensor,
-    batch: StateBatch,
-    *,
-    silu: bool = False,
-) -> torch.Tensor:
-    """Convolve each channel with its own kernel, over a token and those before it. The state is the last
-    inputs.
-
-    x [num_tokens, channels], weight [channels, width], bias [channels],
-    pool [num_slots, channels, width - 1] -> [num_tokens, channels], through SiLU if ``silu``
-    """
+def causal_conv(conv: Convolution, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
+    """The state is the last inputs: pool [num_slots, channels, width - 1] -> [num_tokens, channels]"""
+    x = conv.x
+    weight = conv.weight
     before = weight.shape[1] - 1
     rows = _rows_with_history(batch, before)
     inputs = x.new_empty(len(x) + before * len(batch.query_lens), x.shape[1])
@@ -49,9 +38,9 @@ def causal_conv(
     weights = weight.float().t()
     total = sum(inputs[own - before + k].float() * weights[k] for k in range(before + 1))
     assert isinstance(total, torch.Tensor)
-    if bias is not None:
-        total = total + bias.float()
-    return (silu_of(total) if silu else total).to(x.dtype)
+    if conv.bias is not None:
+        total = total + conv.bias.float()
+    return (silu(total) if conv.has_silu else total).to(x.dtype)
 
 
 def _rows_with_history(batch: StateBatch, before: int) -> tuple[IntArray, IntArray, IntArray]:
@@ -65,31 +54,19 @@ def _rows_with_history(batch: StateBatch, before: int) -> tuple[IntArray, IntArr
     return own, history, ((firsts + batch.query_lens)[:, None] + places).ravel()
 
 
-def gated_delta_rule(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    pool: torch.Tensor,
-    batch: StateBatch,
-) -> torch.Tensor:
-    """Attend linearly: the state maps keys to values, and each token corrects the value of its key
-    (Gated DeltaNet, arXiv:2412.06464, equation 10).
-
-    q, k [num_tokens, k_heads, k_size], normalized here, v [num_tokens, v_heads, v_size], g (the logarithm of
-    the decay) and beta [num_tokens, v_heads], pool [num_slots, v_heads, k_size, v_size] in fp32
-    -> [num_tokens, v_heads, v_size]
-    """
-    q = _normalized(q) * q.shape[-1] ** -0.5
-    k = _normalized(k)
+def gated_delta_rule(rule: DeltaRule, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
+    """Queries and keys are normalized here. pool [num_slots, v_heads, k_size, v_size] in fp32
+    -> [num_tokens, v_heads, v_size]"""
+    v = rule.v
+    q = _normalized(rule.q) * rule.q.shape[-1] ** -0.5
+    k = _normalized(rule.k)
     heads_each = v.shape[1] // k.shape[1]
     inputs = (
         q.repeat_interleave(heads_each, dim=1),
         k.repeat_interleave(heads_each, dim=1),
         v.float(),
-        g.float(),
-        beta.float(),
+        rule.g.float(),
+        rule.beta.float(),
     )
     output = torch.empty(v.shape, dtype=torch.float32, device=v.device)
     _advance(inputs, output, pool, batch, _delta_step, _delta_chunk)
@@ -147,35 +124,20 @@ def _delta_chunk(
     return state, output.transpose(0, 1)
 
 
-def selective_scan(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor,
-    dt_bias: torch.Tensor,
-    pool: torch.Tensor,
-    batch: StateBatch,
-) -> torch.Tensor:
-    """Mamba-2's state space model (arXiv:2405.21060, section 7): the state decays by exp(dt * a), dt * x ⊗ b
-    is added to it, and c reads it.
-
-    x [num_tokens, heads, head_size], dt [num_tokens, heads] before its bias and softplus, a, d and dt_bias
-    [heads], b and c [num_tokens, groups, state_size], pool [num_slots, heads, head_size, state_size] in fp32
-    -> [num_tokens, heads, head_size]
-    """
-    heads_each = x.shape[1] // b.shape[1]
-    step = softplus(dt.float() + dt_bias.float())
+def selective_scan(scan: Scan, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
+    """pool [num_slots, heads, head_size, state_size] in fp32 -> [num_tokens, heads, head_size]"""
+    x = scan.x
+    heads_each = x.shape[1] // scan.b.shape[1]
+    step = softplus(scan.dt.float() + scan.dt_bias.float())
     inputs = (
         x.float() * step[..., None],
-        step * a.float(),
-        b.float().repeat_interleave(heads_each, dim=1),
-        c.float().repeat_interleave(heads_each, dim=1),
+        step * scan.a.float(),
+        scan.b.float().repeat_interleave(heads_each, dim=1),
+        scan.c.float().repeat_interleave(heads_each, dim=1),
     )
     output = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     _advance(inputs, output, pool, batch, _scan_step, _scan_chunk)
-    return (output + x.float() * d.float()[:, None]).to(x.dtype)
+    return (output + x.float() * scan.d.float()[:, None]).to(x.dtype)
 
 
 def _scan_step(

@@ -56,10 +56,10 @@ def test_numbers_are_those_of_torch(name: str, sizes: Sizes) -> None:
 @pytest.mark.parametrize("silu", [False, True])
 def test_a_convolution_without_bias_and_with_silu(silu: bool) -> None:
     torch.manual_seed(1)
-    x, weight, _, pool = conv_inputs(SIZES[1], BATCH, torch.float32, bias=False)
+    conv, pool = conv_inputs(SIZES[1], BATCH, torch.float32, bias=False, silu=silu)
     other = pool.clone()
-    found = TritonStates().causal_conv(x, weight, None, pool, BATCH, silu=silu)
-    torch.testing.assert_close(found, torch_states.causal_conv(x, weight, None, other, BATCH, silu=silu))
+    found = TritonStates().causal_conv(conv, pool, BATCH)
+    torch.testing.assert_close(found, torch_states.causal_conv(conv, other, BATCH))
     torch.testing.assert_close(pool, other, equal_nan=True)
 
 
@@ -102,14 +102,15 @@ def test_chunks_of_strong_and_of_no_decay(monkeypatch: pytest.MonkeyPatch) -> No
     """Logarithms down to -20 a token, and equal keys without decay: there, powers would overflow."""
     by_chunks(monkeypatch, torch.float32)
     torch.manual_seed(4)
-    q, k, v, g, beta, pool = delta_rule_inputs(Sizes(1, 2, 16, 16), CHUNKED, torch.float32)
-    g = -20 * torch.rand_like(g)
+    rule, pool = delta_rule_inputs(Sizes(1, 2, 16, 16), CHUNKED, torch.float32)
+    g = -20 * torch.rand_like(rule.g)
     g[::3] = 0
-    _check("gated_delta_rule", (q, k, v, g, beta, pool))
-    x, dt, a, *others = scan_inputs(Sizes(1, 2, 16, 16), CHUNKED, torch.float32)
-    _check("selective_scan", (x, dt, -20 * torch.rand_like(a), *others))
-    equal, lasting = k[:1].expand_as(k), torch.zeros_like(g)
-    _check("gated_delta_rule", (q, equal, v, lasting, torch.ones_like(beta), pool))
+    _check("gated_delta_rule", (rule._replace(g=g), pool))
+    scan, scan_pool = scan_inputs(Sizes(1, 2, 16, 16), CHUNKED, torch.float32)
+    _check("selective_scan", (scan._replace(a=-20 * torch.rand_like(scan.a)), scan_pool))
+    equal = rule.k[:1].expand_as(rule.k)
+    lasting = torch.zeros_like(g)
+    _check("gated_delta_rule", (rule._replace(k=equal, g=lasting, beta=torch.ones_like(rule.beta)), pool))
 
 
 def _check(name: str, inputs: Inputs) -> None:

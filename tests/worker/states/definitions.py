@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from engine.worker.states.operations import Convolution, DeltaRule, Scan
 from engine.worker.states.state_batch import StateBatch
 
 NUM_SLOTS = 12
 CONV_WIDTH = 4
 
 
-Inputs = tuple[Any, ...]
-"""The arguments of a kernel before the batch; the last one is the pool."""
+Inputs = tuple[Any, torch.Tensor]
+"""The arguments of a kernel before the batch: the operation and the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,37 +70,23 @@ class Found:
     pool: torch.Tensor
 
 
-def conv_by_definition(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    pool: torch.Tensor,
-    batch: StateBatch,
-    *,
-    silu: bool,
-) -> Found:
-    """See ``torch_states.causal_conv``."""
+def conv_by_definition(conv: Convolution, pool: torch.Tensor, batch: StateBatch) -> Found:
+    """See ``Convolution``."""
+    x, weight, bias, has_silu = conv
     outputs, left = [], pool.clone()
     for rows, source, target in _sequences(x.double(), batch):
         before = torch.zeros(pool.shape[1:]) if source == 0 else pool[source]
         seen = torch.cat((before.double().T, rows))
         windows = seen.unfold(0, weight.shape[1], 1)
         found = (windows * weight.double()).sum(-1) + (0 if bias is None else bias.double())
-        outputs.append(found * found.sigmoid() if silu else found)
+        outputs.append(found * found.sigmoid() if has_silu else found)
         left[target] = seen[len(rows) :].T.to(pool.dtype)
     return Found(torch.cat(outputs), left)
 
 
-def delta_rule_by_definition(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    pool: torch.Tensor,
-    batch: StateBatch,
-) -> Found:
-    """See ``torch_states.gated_delta_rule``; arXiv 2412.06464, equation 10."""
+def delta_rule_by_definition(rule: DeltaRule, pool: torch.Tensor, batch: StateBatch) -> Found:
+    """See ``DeltaRule``; arXiv 2412.06464, equation 10."""
+    q, k, v, g, beta = rule
     q, k = (_normalized(x).repeat_interleave(v.shape[1] // x.shape[1], dim=1) for x in (q, k))
     tokens = zip(q * q.shape[-1] ** -0.5, k, v.double(), g.double(), beta.double(), strict=True)
     outputs, left = [], pool.double()
@@ -115,18 +102,9 @@ def delta_rule_by_definition(
     return Found(torch.stack(outputs), left)
 
 
-def scan_by_definition(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor,
-    dt_bias: torch.Tensor,
-    pool: torch.Tensor,
-    batch: StateBatch,
-) -> Found:
-    """See ``torch_states.selective_scan``; arXiv 2405.21060, section 2."""
+def scan_by_definition(scan: Scan, pool: torch.Tensor, batch: StateBatch) -> Found:
+    """See ``Scan``; arXiv 2405.21060, section 2."""
+    x, dt, b, c, a, d, dt_bias = scan
     b, c = (y.double().repeat_interleave(x.shape[1] // y.shape[1], dim=1) for y in (b, c))
     lengths = torch.nn.functional.softplus(dt.double() + dt_bias.double())
     tokens = zip(x.double(), lengths, b, c, strict=True)
@@ -165,40 +143,41 @@ def rows_of(batch: StateBatch, *shape: int, dtype: torch.dtype) -> torch.Tensor:
     return wide[:, 8:].view(-1, *shape)
 
 
-def conv_inputs(sizes: Sizes, batch: StateBatch, dtype: torch.dtype, *, bias: bool) -> Inputs:
-    """See ``torch_states.causal_conv``."""
+def conv_inputs(
+    sizes: Sizes, batch: StateBatch, dtype: torch.dtype, *, bias: bool, silu: bool = False
+) -> Inputs:
     channels = sizes.v_heads * sizes.v_size
-    return (
-        rows_of(batch, channels, dtype=dtype),
-        noise(channels, CONV_WIDTH, dtype=dtype),
-        noise(channels, dtype=dtype) if bias else None,
-        pool_of(batch, channels, CONV_WIDTH - 1, dtype=dtype),
+    conv = Convolution(
+        x=rows_of(batch, channels, dtype=dtype),
+        weight=noise(channels, CONV_WIDTH, dtype=dtype),
+        bias=noise(channels, dtype=dtype) if bias else None,
+        has_silu=silu,
     )
+    return conv, pool_of(batch, channels, CONV_WIDTH - 1, dtype=dtype)
 
 
 def delta_rule_inputs(sizes: Sizes, batch: StateBatch, dtype: torch.dtype) -> Inputs:
-    """See ``torch_states.gated_delta_rule``; some tokens decay strongly, some hardly."""
+    """Some tokens decay strongly, some hardly."""
     k_heads, v_heads, k_size, v_size = sizes.k_heads, sizes.v_heads, sizes.k_size, sizes.v_size
-    return (
-        rows_of(batch, k_heads, k_size, dtype=dtype),
-        rows_of(batch, k_heads, k_size, dtype=dtype),
-        rows_of(batch, v_heads, v_size, dtype=dtype),
-        -torch.nn.functional.softplus(3 * rows_of(batch, v_heads, dtype=torch.float32)),
-        rows_of(batch, v_heads, dtype=dtype).sigmoid(),
-        pool_of(batch, v_heads, k_size, v_size),
+    rule = DeltaRule(
+        q=rows_of(batch, k_heads, k_size, dtype=dtype),
+        k=rows_of(batch, k_heads, k_size, dtype=dtype),
+        v=rows_of(batch, v_heads, v_size, dtype=dtype),
+        g=-torch.nn.functional.softplus(3 * rows_of(batch, v_heads, dtype=torch.float32)),
+        beta=rows_of(batch, v_heads, dtype=dtype).sigmoid(),
     )
+    return rule, pool_of(batch, v_heads, k_size, v_size)
 
 
 def scan_inputs(sizes: Sizes, batch: StateBatch, dtype: torch.dtype) -> Inputs:
-    """See ``torch_states.selective_scan``."""
     groups, heads, head_size, state_size = sizes.k_heads, sizes.v_heads, sizes.v_size, sizes.k_size
-    return (
-        rows_of(batch, heads, head_size, dtype=dtype),
-        rows_of(batch, heads, dtype=dtype),
-        -noise(heads).exp(),
-        rows_of(batch, groups, state_size, dtype=dtype),
-        rows_of(batch, groups, state_size, dtype=dtype),
-        noise(heads),
-        noise(heads),
-        pool_of(batch, heads, head_size, state_size),
+    scan = Scan(
+        x=rows_of(batch, heads, head_size, dtype=dtype),
+        dt=rows_of(batch, heads, dtype=dtype),
+        a=-noise(heads).exp(),
+        b=rows_of(batch, groups, state_size, dtype=dtype),
+        c=rows_of(batch, groups, state_size, dtype=dtype),
+        d=noise(heads),
+        dt_bias=noise(heads),
     )
+    return scan, pool_of(batch, heads, head_size, state_size)

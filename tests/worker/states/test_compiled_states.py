@@ -59,14 +59,11 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def left_by(kernel: Callable[..., torch.Tensor], inputs: Inputs, batch: StateBatch, **options: bool) -> Found:
+def left_by(kernel: Callable[..., torch.Tensor], inputs: Inputs, batch: StateBatch) -> Found:
     """Runs a kernel on a copy of the pool."""
-    pool = inputs[-1].clone()
-    return Found(kernel(*inputs[:-1], pool, batch, **options), pool)
-
-
-def defined(definition: Callable[..., Found], inputs: Inputs, batch: StateBatch, **options: bool) -> Found:
-    return definition(*inputs, batch, **options)
+    operation, before = inputs
+    pool = before.clone()
+    return Found(kernel(operation, pool, batch), pool)
 
 
 def check(found: Found, wanted: Found, before: torch.Tensor, batch: StateBatch) -> None:
@@ -90,7 +87,7 @@ def test_delta_rule_is_its_definition(
     torch.manual_seed(seed)
     inputs = delta_rule_inputs(sizes, batch, dtype)
     found = left_by(kernels.gated_delta_rule, inputs, batch)
-    check(found, defined(delta_rule_by_definition, inputs, batch), inputs[-1], batch)
+    check(found, delta_rule_by_definition(*inputs, batch), inputs[-1], batch)
 
 
 @settings(max_examples=60, deadline=None)
@@ -101,7 +98,7 @@ def test_scan_is_its_definition(
     torch.manual_seed(seed)
     inputs = scan_inputs(sizes, batch, dtype)
     found = left_by(kernels.selective_scan, inputs, batch)
-    check(found, defined(scan_by_definition, inputs, batch), inputs[-1], batch)
+    check(found, scan_by_definition(*inputs, batch), inputs[-1], batch)
 
 
 @settings(max_examples=60, deadline=None)
@@ -117,9 +114,9 @@ def test_convolution_is_its_definition(
     seed: int,
 ) -> None:
     torch.manual_seed(seed)
-    inputs = conv_inputs(sizes, batch, dtype, bias=bias)
-    found = left_by(kernels.causal_conv, inputs, batch, silu=silu)
-    check(found, defined(conv_by_definition, inputs, batch, silu=silu), inputs[-1], batch)
+    inputs = conv_inputs(sizes, batch, dtype, bias=bias, silu=silu)
+    found = left_by(kernels.causal_conv, inputs, batch)
+    check(found, conv_by_definition(*inputs, batch), inputs[-1], batch)
 
 
 LENGTHS = (1, 9, 100, 1, 30)
@@ -130,12 +127,6 @@ KERNELS: dict[str, Callable[[StateBatch], Inputs]] = {
     "gated_delta_rule": (lambda batch: delta_rule_inputs(SIZES[1], batch, torch.bfloat16)),
     "selective_scan": (lambda batch: scan_inputs(SIZES[1], batch, torch.bfloat16)),
 }
-
-
-def of_tokens(inputs: Inputs, tokens: slice) -> Inputs:
-    """The inputs of some of the tokens, without the pool."""
-    total = sum(LENGTHS)
-    return tuple(x[tokens] if x is not None and len(x) == total else x for x in inputs[:-1])
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -154,7 +145,7 @@ def test_bits_depend_on_no_other_sequence_and_no_thread(
             *(column[i : i + 1] for column in (TOGETHER.query_lens, TOGETHER.sources, TOGETHER.targets))
         )
         with threads(num_threads):
-            outputs.append(kernel(*of_tokens(inputs, tokens), pool, alone))
+            outputs.append(kernel(inputs[0].of_tokens(tokens), pool, alone))
     assert torch.equal(torch.cat(outputs), wanted.output)
     assert torch.equal(pool[1:6], wanted.pool[1:6])
 
@@ -171,7 +162,7 @@ def test_bits_depend_on_no_step(kernels: StateKernels, name: str) -> None:
         for count in steps:
             step = StateBatch(np.array([count]), np.array([min(done, 1)]), np.array([1]))
             tokens = slice(done, done + count)
-            outputs.append(kernel(*of_tokens(inputs, tokens), pool, step))
+            outputs.append(kernel(inputs[0].of_tokens(tokens), pool, step))
             done += count
         assert torch.equal(torch.cat(outputs), wanted.output)
         assert torch.equal(pool[1], wanted.pool[1])

@@ -14,6 +14,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_chunk_gated_delta_rule,
 )
 
+from engine.worker.states.operations import Convolution, DeltaRule, Scan
 from engine.worker.states.state_batch import StateBatch
 from engine.worker.states.torch_states import causal_conv, gated_delta_rule, selective_scan
 
@@ -48,7 +49,7 @@ A, D, DT_BIAS = -random((HEADS,), WEIGHTS).exp(), random((HEADS,), WEIGHTS), ran
 def conv_case(bias: torch.Tensor | None, silu: bool) -> Case:
     return Case(
         lambda n, generator: {"x": random((n, CHANNELS), generator)},
-        lambda each, pool, batch: causal_conv(each["x"], KERNEL, bias, pool, batch, silu=silu),
+        lambda each, pool, batch: causal_conv(Convolution(each["x"], KERNEL, bias, silu), pool, batch),
         lambda each: causal_conv1d_fn(each["x"].t()[None], KERNEL, bias, "silu" if silu else None)[0].t(),
         (CHANNELS, WIDTH - 1),
     )
@@ -92,13 +93,13 @@ CASES = {
     "causal_conv with a bias and SiLU": conv_case(KERNEL_BIAS, silu=True),
     "gated_delta_rule": Case(
         delta_inputs,
-        lambda each, pool, batch: gated_delta_rule(**each, pool=pool, batch=batch),
+        lambda each, pool, batch: gated_delta_rule(DeltaRule(**each), pool, batch),
         expected_delta,
         (V_HEADS, K_SIZE, V_SIZE),
     ),
     "selective_scan": Case(
         scan_inputs,
-        lambda each, pool, batch: selective_scan(**each, a=A, d=D, dt_bias=DT_BIAS, pool=pool, batch=batch),
+        lambda each, pool, batch: selective_scan(Scan(**each, a=A, d=D, dt_bias=DT_BIAS), pool, batch),
         expected_scan,
         (HEADS, HEAD_SIZE, STATE_SIZE),
     ),

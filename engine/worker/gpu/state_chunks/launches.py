@@ -8,34 +8,23 @@ import triton
 from engine.worker.gpu.state_chunks import kernels, prepare
 from engine.worker.gpu.state_chunks.table import StepTable
 from engine.worker.gpu.tiling import padded
+from engine.worker.states.operations import DeltaRule, Scan
 
 _STATE_NUMBERS = 4096
 """Numbers of the part of a state that a program holds, in 32 registers of each of its 128 threads."""
 _OUTPUT_COLUMNS = 64
 
 
-def delta_rule_chunks(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    pool: torch.Tensor,
-    output: torch.Tensor,
-    table: StepTable,
-) -> None:
+def delta_rule_chunks(rule: DeltaRule, pool: torch.Tensor, output: torch.Tensor, table: StepTable) -> None:
     """See ``StateOps``; rows of tokens are contiguous. Fills their rows of ``output`` and their states."""
+    q, k, v, *_ = rule
     num_tokens, num_heads, v_size = v.shape
     k_size = k.shape[2]
     recalling = v.new_empty(num_tokens, num_heads, k_size)
     values = torch.empty_like(output)
     weights = _weights(output)
     prepare.prepare_delta[(len(table.chunks), num_heads)](
-        q,
-        k,
-        v,
-        g,
-        beta,
+        *rule,
         recalling,
         values,
         *weights,
@@ -55,23 +44,14 @@ def delta_rule_chunks(
     _outputs(q, k, corrections, weights, states, output, table)
 
 
-def scan_chunks(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor,
-    dt_bias: torch.Tensor,
-    pool: torch.Tensor,
-    output: torch.Tensor,
-    table: StepTable,
-) -> None:
+def scan_chunks(scan: Scan, pool: torch.Tensor, output: torch.Tensor, table: StepTable) -> None:
     """See ``delta_rule_chunks``: b holds the keys and c the queries."""
     weights = _weights(output)
-    prepare.prepare_scan[(len(table.chunks), x.shape[1])](dt, a, dt_bias, *weights, table.chunks)
-    states = _states(b, x, weights, pool, table)
-    _outputs(c, b, x, weights, states, output, table, d)
+    prepare.prepare_scan[(len(table.chunks), scan.x.shape[1])](
+        scan.dt, scan.a, scan.dt_bias, *weights, table.chunks
+    )
+    states = _states(scan.b, scan.x, weights, pool, table)
+    _outputs(scan.c, scan.b, scan.x, weights, states, output, table, scan.d)
 
 
 def _weights(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
