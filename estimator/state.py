@@ -15,6 +15,7 @@ import msgspec
 
 from estimator.credibility import MIN_JUDGED, STRENGTHS, Credibility
 from estimator.durations import DurationEstimator, DurationHistogram
+from estimator.growth import MAX_TURNS, Counts, Growth, Kind, TurnCounts
 from estimator.learned.duration_model import DurationModel, check_durations
 from estimator.learned.work_model import WorkModel, check_model
 from estimator.tenants import LENT, Learned, Tenants
@@ -79,6 +80,17 @@ class _CreditState(msgspec.Struct, array_like=True):
     losses: list[Weight]
 
 
+class _GrowthState(msgspec.Struct, array_like=True):
+    """How contexts of a kind grow: for each number of a turn the fields of its ``TurnCounts``."""
+
+    tenant: str | None
+    beginning: bytes | None
+    numbers: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_TURNS)]]
+    followed: list[Weight]
+    last: list[Weight]
+    tokens: list[Annotated[float, msgspec.Meta(ge=0, le=1e18)]]
+
+
 class _State(msgspec.Struct):
     prior_strength: float
     half_life: float
@@ -99,6 +111,10 @@ class _State(msgspec.Struct):
     tenants: list[_TenantState] = []
     """Tenants, in the order of ``Tenants.own``."""
     credit: list[_CreditState] = []
+    growth: list[_GrowthState] = []
+    """Kinds of jobs, in the order of ``Growth.kinds``."""
+    period_s: Seconds = 0.0
+    """See ``Growth``."""
     work_model: WorkModel | None = None
     """The learned model of jobs' remaining work, from ``continuum learn`` or from the server's own
     lessons."""
@@ -123,6 +139,8 @@ def snapshot(learned: Learned | Tenants) -> bytes:
             for name, own in known.own.items()
         ],
         credit=[_CreditState(parts, each.num_judged, each.losses) for parts, each in known.credit.items()],
+        growth=[_growth_state(kind, turns) for kind, turns in known.growth.kinds.items()],
+        period_s=known.growth.period_s,
         work_model=known.work_model,
         duration_model=known.duration_model,
         version=STATE_VERSION if names_tenants else VERSION_WITHOUT_TENANTS,
@@ -206,6 +224,17 @@ def _turn_state(parts: tuple[str, ...], tally: TurnTally) -> _TurnState:
     return _TurnState(parts, tally.num_turns, tally.num_last, tally.num_followed, tally.growth_tokens)
 
 
+def _growth_state(kind: Kind, turns: Counts) -> _GrowthState:
+    counts = turns.values()
+    return _GrowthState(
+        *kind,
+        list(turns),
+        [each.num_followed for each in counts],
+        [each.num_last for each in counts],
+        [each.num_tokens for each in counts],
+    )
+
+
 def _tenants(state: _State) -> Tenants:
     tenants = Tenants(Learned(_durations(state, state.keys), _turns(state.turns)))
     tenants.only = state.only
@@ -213,6 +242,7 @@ def _tenants(state: _State) -> Tenants:
         tenants.add(each.name, Learned(_durations(state, each.keys), _turns(each.turns)))
     for credit in state.credit:
         tenants.credit[credit.parts] = _credit(credit)
+    tenants.growth = _growth(state)
     if state.work_model is not None:
         check_model(state.work_model)
         tenants.work_model = state.work_model
@@ -250,6 +280,17 @@ def _turns(turns: list[_TurnState]) -> TurnOutcomes:
         outcomes.tallies[turn.parts] = tally
     _check_order(list(outcomes.tallies), "turn")
     return outcomes
+
+
+def _growth(state: _State) -> Growth:
+    growth = Growth()
+    growth.period_s = state.period_s
+    for kind in state.growth:
+        counts = zip(kind.numbers, kind.followed, kind.last, kind.tokens, strict=True)
+        growth.kinds[Kind(kind.tenant, kind.beginning)] = {
+            number: TurnCounts(*each) for number, *each in counts
+        }
+    return growth
 
 
 def _check_order(keys: list[tuple[str, ...]], what: str) -> None:

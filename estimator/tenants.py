@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from estimator.credibility import Credibility, losses_of
 from estimator.durations import NO_BELIEF, Belief, DurationEstimator
+from estimator.growth import Growth
 from estimator.learned.duration_model import DurationModel
 from estimator.learned.work_model import WorkModel
 from estimator.plain_math import halved
@@ -59,6 +60,8 @@ class Tenants:
         one."""
         self.work_model: WorkModel | None = None
         """The model of jobs' remaining work, learned from all tenants: numbers, and names of tools."""
+        self.growth = Growth()
+        """How contexts grow, by kind of job; nothing of it is lent."""
         self.duration_model: DurationModel | None = None
         """The model that corrects the durations of calls, learned from all tenants."""
         self.credit: dict[Parts, Credibility] = {}

@@ -33,7 +33,7 @@ class Learners:
         self.gaps = GapLearner(tools, self.corrections, self.published, context.block_size)
         self.remaining = RemainingWork(tools)
         self.work = JobWork(WorkForecast(), self.remaining, config.kind_tokens // context.block_size)
-        self.growth = ContextGrowth(context, config.growth_horizon_s)
+        self.growth = ContextGrowth(tools, context, config.growth_horizon_s)
         self.kv_cost = KvCost(config, has_host_tier=context.has_host_tier)
         self.queue_delay = QueueDelay()
         self.recomputed_share = RecomputedShare(config.recomputed_smoothing)

@@ -11,6 +11,7 @@ from continuum.tuning import Tuning
 from engine.errors import ConfigError
 from engine.records.messages import ToolCall
 from estimator.durations import DurationEstimator
+from estimator.growth import Growth
 from estimator.learned.duration_model import DurationModel
 from estimator.learned.work_model import WorkModel
 from estimator.state import EstimatorStateError, load_learned, restore, snapshot, write_state
@@ -123,6 +124,11 @@ class ToolStats:
         learned."""
         return self._learned.turns_of(tenant or "").prompt_growth(tools)
 
+    @property
+    def growth(self) -> Growth:
+        """How contexts of jobs grow."""
+        return self._learned.growth
+
     # ---- learned models ----
 
     @property
@@ -160,7 +166,8 @@ class ToolStats:
         """Returns what is learned as the file stores it; None if nothing is learned."""
         learned = self._learned
         models = (learned.work_model, learned.duration_model)
-        if not learned.durations.items() and not learned.turns.tallies and not any(models):
+        counts = (learned.durations.items(), learned.turns.tallies, learned.growth.kinds)
+        if not any(counts) and not any(models):
             return None
         return snapshot(learned).decode()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,12 +11,14 @@ from hypothesis import strategies as st
 from continuum.config import ContinuumConfig
 from continuum.jobs.branches import BranchEnd
 from continuum.jobs.job import BlockChain, BranchTip, Job, Turn
-from continuum.learning.context_growth import MAX_AHEAD, MAX_KINDS, SHARES, ContextGrowth
+from continuum.learning.context_growth import MAX_AHEAD, SHARES, ContextGrowth
 from continuum.learning.kv_cost import PrefillLoad
+from continuum.learning.tool_stats import ToolStats
 from engine.core.policy import PolicyContext
 from engine.core.request import Request
 from engine.errors import ConfigError
 from engine.records.sampling_params import SamplingParams
+from estimator.growth import MAX_KINDS
 from tests.continuum.job_room import BLOCK, JobRoom
 
 HORIZON_S = 20.0
@@ -25,7 +29,7 @@ class History:
     """Plays jobs to their ends: each turn takes ``period_s``, and adds tokens to the context."""
 
     def __init__(self, period_s: float = 5.0) -> None:
-        self.growth = ContextGrowth(CONTEXT, HORIZON_S)
+        self.growth = ContextGrowth(ToolStats(ContinuumConfig()), CONTEXT, HORIZON_S)
         self.now = 0.0
         self.period_s = period_s
         self.num_jobs = 0
@@ -180,6 +184,17 @@ def test_small_prompts_that_grow_are_not_all_admitted_at_once() -> None:
     for number in range(12):
         _agent(experienced, f"old{number}", 5)
     assert 1 <= len(_running(experienced, 4)) <= 2
+
+
+def test_growth_survives_a_restart(tmp_path: Path) -> None:
+    """After a restart with its file, not all such jobs begin either."""
+    state = str(tmp_path / "state")
+    room = JobRoom(num_blocks=41, estimator_state=state)
+    for number in range(12):
+        _agent(room, f"old{number}", 5)
+    room.scheduler.close(room.clock.now())
+    restarted = JobRoom(num_blocks=41, estimator_state=state)
+    assert _running(restarted, 4) == _running(room, 4)
 
 
 def _num_that_fit(room: JobRoom) -> int | None:

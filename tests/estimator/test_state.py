@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator.durations import DurationEstimator
+from estimator.growth import Kind, what_follows
 from estimator.state import (
     STATE_VERSION,
     EstimatorStateError,
@@ -188,3 +189,35 @@ def test_the_version_before_tenants_is_read_and_written_while_none_has_a_name() 
         curve = restarted.survival(name, CALLS[0], None)
         assert curve.probabilities == learned.durations.survival(CALLS[0]).probabilities
     assert msgspec.json.decode(snapshot(of_tenants()))["version"] == STATE_VERSION == 4
+
+
+def test_how_contexts_grow_survives_too() -> None:
+    """Predictions and further learning are exactly those without a restart."""
+    running = Tenants()
+    kinds = (Kind("alice", b"agent"), Kind("alice", None), Kind(None, b"other"))
+    for turn in range(1, 200):
+        kind = kinds[turn % 3]
+        running.growth.turn_took(turn / 7)
+        running.growth.followed(kind, turn % 9, 31 * turn)
+        running.growth.last(kind, turn % 5)
+    restarted = restore(snapshot(running))
+    for each in (running, restarted):
+        each.growth.followed(kinds[0], 3, 17)
+        each.growth.turn_took(0.1)
+    assert snapshot(restarted) == snapshot(running)
+    assert restarted.growth.period_s == running.growth.period_s
+    for kind, number in itertools.product((*kinds, Kind("eve", b"agent")), range(10)):
+        ours, theirs = (what_follows(each.growth.counts_of(kind), number) for each in (running, restarted))
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("wrong", [[1.0], [1.0, -2.0], [1.0, "many"]])
+def test_growth_that_is_damaged_is_refused(wrong: list[object]) -> None:
+    """Each number of a turn needs its counts, none below 0."""
+    learned = Tenants()
+    learned.growth.followed(Kind(None, None), 1, 10)
+    learned.growth.followed(Kind(None, None), 2, 10)
+    state = msgspec.json.decode(snapshot(learned))
+    state["growth"][0][3] = wrong
+    with pytest.raises(EstimatorStateError, match="damaged"):
+        restore(msgspec.json.encode(state))
