@@ -31,11 +31,6 @@ def count(text: str) -> int:
     return value
 
 
-def count_or_all(text: str) -> int | None:
-    """A count, or ``all``, which is None."""
-    return None if text == "all" else count(text)
-
-
 def amount(text: str) -> float:
     """A finite number of at least 0."""
     value = float(text)

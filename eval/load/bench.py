@@ -9,12 +9,14 @@ import argparse
 import asyncio
 import os
 import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from eval.arguments import amount, count, count_or_all, positive
+from eval.arguments import amount, count, numbers, positive
 from eval.errors import UNREADABLE, UsageError
 from eval.load.bench_run import BenchOptions, BenchRun, run_bench
 from eval.load.client import TIMEOUT_S
@@ -23,6 +25,7 @@ from eval.load.server_type import SERVER_TYPES, Identity
 from eval.load.tool_call_text import CallStyle
 from eval.report.comparison import Comparison
 from eval.report.html_report import require_plotly, write_html
+from eval.report.metrics import TTFT_LIMIT_S, RunResult
 from eval.report.results import (
     ResultFile,
     read_results,
@@ -30,6 +33,7 @@ from eval.report.results import (
     require_writable,
     write_results,
 )
+from eval.report.slo import Slo, slo, verdict
 from eval.report.tables import render_comparison
 from eval.say import say
 from eval.workloads.arrivals import ArrivalKind, Arrivals
@@ -83,9 +87,19 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
 
 def _add_when(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--rate", type=positive, metavar="JOBS_PER_S", help="Open loop: mean arrival rate in jobs per second")
+    add(
+        "--rate",
+        type=numbers,
+        metavar="R[,R...]",
+        help="Open loop: mean arrival rate in jobs per second; several rates are run one after another",
+    )
     add_arrivals(group)
-    add("--concurrency", type=count_or_all, metavar="N|all", help="Closed loop: number of concurrent jobs")
+    add(
+        "--concurrency",
+        type=_concurrencies,
+        metavar="N[,N...]|all",
+        help="Closed loop: number of concurrent jobs; several numbers are run one after another",
+    )
     warmup = group.add_mutually_exclusive_group()
     warmup.add_argument(
         "--warmup-jobs", type=count, metavar="N", help="Exclude the first N jobs from the results"
@@ -162,13 +176,21 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         help="Timeout between two chunks of a response, in seconds",
     )
-    add("--reset-prefix-cache", action="store_true", help="Reset the server's prefix cache before the run")
+    add("--reset-prefix-cache", action="store_true", help="Reset the server's prefix cache before each run")
     add("--retry-busy", action="store_true", help="Retry turns that the server refuses with 429 or 503")
 
 
 def _add_outputs(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--name", default="result", help="Name of the run in reports")
+    add(
+        "--slo",
+        type=slo,
+        metavar="NAME=TIME[,...]",
+        help="Report which runs keep p95 of these times within their bounds: first (TTFT of first turns, "
+        f"{TTFT_LIMIT_S:g} s unless given), return (TTFT of returning turns), tpot (time per output token), "
+        "such as return=2,tpot=50ms",
+    )
     add("--json", type=Path, metavar="OUT", help="Write the result to this file, for continuum compare")
     add("--html", type=Path, metavar="OUT.html", help="Write an HTML report with tables and plots")
     add("--records", type=Path, metavar="OUT.jsonl", help="Write a JSON line per finished turn")
@@ -188,6 +210,16 @@ def _id_range(text: str) -> range:
     if not (low.isdecimal() and high.isdecimal() and int(low) + 2 <= int(high)):
         raise argparse.ArgumentTypeError(f"must be LOW:HIGH with at least two ids, got {text!r}")
     return range(int(low), int(high))
+
+
+def _concurrencies(text: str) -> list[int | None]:
+    """Counts separated by commas, or ``all``, which is None."""
+    if text == "all":
+        return [None]
+    counts = [count(part) for part in text.split(",")]
+    if len(set(counts)) < len(counts):
+        raise argparse.ArgumentTypeError(f"has a number twice: {text}")
+    return [*counts]
 
 
 def _options(arguments: argparse.Namespace) -> BenchOptions:
@@ -211,7 +243,7 @@ def _options(arguments: argparse.Namespace) -> BenchOptions:
         calls=arguments.calls,
         seed=arguments.seed or 0,
         token_ids=arguments.token_ids,
-        arrivals=_arrivals(arguments),
+        arrivals=_arrivals(arguments)[0],
         warmup_jobs=arguments.warmup_jobs or 0,
         warmup_s=arguments.warmup_s or 0.0,
         server_type=SERVER_TYPES.get(arguments.server),
@@ -227,7 +259,8 @@ def _options(arguments: argparse.Namespace) -> BenchOptions:
     )
 
 
-def _arrivals(arguments: argparse.Namespace) -> Arrivals:
+def _arrivals(arguments: argparse.Namespace) -> list[Arrivals]:
+    """The loads that are run one after another."""
     kind = ArrivalKind.AT_ONCE
     if arguments.arrivals is not None:
         kind = ArrivalKind(arguments.arrivals)
@@ -235,9 +268,14 @@ def _arrivals(arguments: argparse.Namespace) -> Arrivals:
         kind = ArrivalKind.POISSON
     elif arguments.concurrency is not None:
         kind = ArrivalKind.CLOSED
-    return Arrivals(
-        kind=kind, rate_per_s=arguments.rate, cv=arguments.burstiness, concurrency=arguments.concurrency
-    )
+    loads = [
+        Arrivals(kind=kind, rate_per_s=rate, cv=arguments.burstiness, concurrency=concurrency)
+        for rate in arguments.rate or [None]
+        for concurrency in arguments.concurrency or [None]
+    ]
+    if len(loads) > 1 and arguments.records is not None:
+        raise UsageError(f"--records has the turns of a single run, but {len(loads)} were requested.")
+    return loads
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -251,8 +289,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.against:
         files = [read_results(arguments.against)]
         names = [arguments.against.stem]
-    bench = asyncio.run(run_bench(_options(arguments)))
-    files.append(ResultFile(title=bench.result.name, command=_command(arguments), runs=[bench.result]))
+    runs = _run_all(_options(arguments), _arrivals(arguments))
+    results = [run.result for run in runs]
+    files.append(ResultFile(title=arguments.name, command=_command(arguments), runs=results))
     names.append("now")
     try:
         if arguments.json:
@@ -261,7 +300,25 @@ def run(arguments: argparse.Namespace) -> int:
             write_html(arguments.html, files, names)
     finally:  # print the report even if the disk is full
         print(render_comparison(Comparison(files, names)))
-    return report_errors(bench)
+    if arguments.slo is not None:
+        _report_slo(arguments.slo.with_first(TTFT_LIMIT_S), results)
+    return max(report_errors(run) for run in runs)
+
+
+def _run_all(options: BenchOptions, loads: Sequence[Arrivals]) -> list[BenchRun]:
+    """Runs one load after another, until one is interrupted or the server is gone."""
+    runs = []
+    for arrivals in loads:
+        runs.append(asyncio.run(run_bench(replace(options, arrivals=arrivals))))
+        if runs[-1].interrupted or runs[-1].gone is not None:
+            break
+    return runs
+
+
+def _report_slo(slo: Slo, results: Sequence[RunResult]) -> None:
+    print(f"SLO: {slo}")
+    for result in results:
+        print(f"  {verdict(slo, result)}")
 
 
 def _require_own_files(arguments: argparse.Namespace) -> None:

@@ -75,6 +75,16 @@ def _of(name: str, statistic: str) -> Callable[[RunResult], Value]:
     return get
 
 
+def _ms_of(name: str, statistic: str) -> Callable[[RunResult], Value]:
+    in_seconds = _of(name, statistic)
+
+    def get(result: RunResult) -> Value:
+        value = in_seconds(result)
+        return None if value is None else 1000 * value
+
+    return get
+
+
 def _percent_of(name: str) -> Callable[[RunResult], Value]:
     def get(result: RunResult) -> Value:
         share: float | None = getattr(result, name)
@@ -180,6 +190,8 @@ ALL = (
     Figure("TTFT of returning turns, p50 s", _of("returning_ttft_s", "p50"), seconds, Better.LESS),
     _RETURNING_P99,
     Figure("  max", _of("returning_ttft_s", "max"), seconds, Better.LESS),
+    Figure("time per output token, p50 ms", _ms_of("tpot_s", "p50"), seconds, Better.LESS),
+    Figure("  p99", _ms_of("tpot_s", "p99"), seconds, Better.LESS),
     _LONGEST_WAIT,
     _GOODPUT,
     Figure("  output tokens/s", lambda r: r.goodput_tokens_per_s, seconds, Better.MORE),

@@ -82,6 +82,8 @@ class RunResult(msgspec.Struct, kw_only=True):
     """TTFT of the first turns of jobs."""
     returning_ttft_s: Distribution | None
     """TTFT of all later turns, which return from a tool."""
+    tpot_s: Distribution | None = None
+    """Times per output token after the first, by turn."""
     longest_wait_s: float | None
     """Longest time of a turn in the queue; if unknown, to its first token."""
     ttft_limit_s: float
@@ -178,6 +180,7 @@ def summarize(
         ttft_s=Distribution.of(ttft_s for _, ttft_s in ttfts),
         first_ttft_s=Distribution.of(ttft_s for number, ttft_s in ttfts if number == 1),
         returning_ttft_s=Distribution.of(ttft_s for number, ttft_s in ttfts if number > 1),
+        tpot_s=Distribution.of(_tpots_s(answered)),
         longest_wait_s=_longest_wait_s(answered),
         ttft_limit_s=ttft_limit_s,
         goodput_turns_per_s=_over(len(in_time), wall_s),
@@ -237,6 +240,15 @@ def _job_tokens_per_step(answered: list[TurnRecord]) -> Distribution | None:
     if not drafted:
         return None
     return Distribution.of(1 + accepted[job_id] / num_steps for job_id, num_steps in steps.items())
+
+
+def _tpots_s(answered: list[TurnRecord]) -> list[float]:
+    """Each turn's time from its first token to its end, over its other tokens."""
+    return [
+        (turn.latency_s - turn.ttft_s) / (turn.output_tokens - 1)
+        for turn in answered
+        if turn.ttft_s is not None and turn.output_tokens > 1
+    ]
 
 
 def _longest_wait_s(answered: list[TurnRecord]) -> float | None:

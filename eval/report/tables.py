@@ -114,12 +114,27 @@ def aligned(lines: list[list[str]], gap: str) -> list[str]:
     ]
 
 
+def notes_of(groups: Sequence[Sequence[RunResult]]) -> str:
+    """What the runs of each group assume, and how their figures are defined: each note once."""
+    comparisons = (Comparison([ResultFile(runs=list(runs))]) for runs in groups)
+    notes = (note for comparison in comparisons for note in _marked(comparison, starred=False))
+    return _wrapped(list(dict.fromkeys(notes)))
+
+
 def _notes(comparison: Comparison, *, starred: bool) -> str:
+    return _wrapped(_marked(comparison, starred=starred))
+
+
+def _marked(comparison: Comparison, *, starred: bool) -> list[tuple[str, str]]:
+    """Each note with the mark that it begins with."""
     caveats = Caveats.of(comparison)
     marked = [("!", text) for text in (*caveats.warnings, *caveats.differences)]
     if starred and len(comparison.series) > 1:
         marked.append(("*", "marks the best value at its load"))
-    marked += [("-", text) for text in (*caveats.assumptions, *caveats.definitions)]
+    return marked + [("-", text) for text in (*caveats.assumptions, *caveats.definitions)]
+
+
+def _wrapped(marked: Sequence[tuple[str, str]]) -> str:
     return "\n".join(
         textwrap.fill(
             text, MAX_WIDTH, initial_indent=f"{mark} ", subsequent_indent="  ", break_on_hyphens=False

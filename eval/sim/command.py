@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 
@@ -13,9 +14,12 @@ from eval.arguments import add_processes, amount, count, given_flags, numbers, p
 from eval.baselines.catalog import ablation_names, parse_policies, policy_names
 from eval.errors import UsageError
 from eval.report.html_report import require_plotly, write_html
-from eval.report.metrics import TTFT_LIMIT_S
+from eval.report.metrics import TTFT_LIMIT_S, RunResult
 from eval.report.results import ResultFile, require_own_files, require_writable, write_results
+from eval.report.slo import slo
 from eval.report.tables import render
+from eval.sim.agents import FIRST, agents_at_slo
+from eval.sim.agents import render as render_agents
 from eval.sim.drafts import read_draft_counts
 from eval.sim.hardware import GPUS
 from eval.sim.models import MODELS
@@ -32,6 +36,7 @@ HELP_WIDTH = 98
 _NOT_ASKED = ("--json", "--html", "--trace", "--processes")
 _OF_PRESETS = ("--model", "--gpu", "--tensor-parallel", "--dtype", "--gpu-memory-utilization")
 """Flags that a measured profile makes ineffective."""
+_OF_ONE_LOAD = ("--rate", "--arrivals", "--burstiness", "--trace")
 _OF_PREFILL_REPLICAS = ("--prefill-above", "--kv-transfer-gb-s")
 
 
@@ -230,6 +235,14 @@ def _add_output_flags(group: argparse._ArgumentGroup) -> None:
         metavar="K",
         help="Number of repetitions, each with another seed of jobs and arrivals",
     )
+    add(
+        "--slo",
+        type=slo,
+        metavar="NAME=TIME[,...]",
+        help="Find the most agents at once with which p95 of these times keeps its bound: first (TTFT of "
+        "first turns, --ttft-limit-s unless given), return (TTFT of returning turns), tpot (time per output "
+        "token), such as return=2,tpot=50ms; --concurrency is the number that is tried first",
+    )
     add("--first-seed", type=int, default=0, metavar="N", help="First of these seeds")
     add(
         "--ttft-limit-s",
@@ -318,17 +331,41 @@ def run(arguments: argparse.Namespace) -> int:
     _require_own_files(arguments)
     policies = [policy.name for policy in parse_policies(arguments.policies)]
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
-    rates: Sequence[float | None] = arguments.rate or [None]
     plan = _plan(arguments)
-    for rate in rates:
-        plan.arrivals_at(rate)  # refuses an invalid combination before anything runs
-    runs = grid(policies, rates, seeds)
     require_writable(arguments.json, arguments.html)
     if arguments.html:
         require_plotly()
+    if arguments.slo is not None:
+        return _search(arguments, plan, policies, seeds)
+    rates: Sequence[float | None] = arguments.rate or [None]
+    for rate in rates:
+        plan.arrivals_at(rate)  # refuses an invalid combination before anything runs
+    runs = grid(policies, rates, seeds)
     if plan.trace is not None and len(runs) > 1:
         raise UsageError(f"--trace records a single run, but {len(runs)} were requested.")
     results = simulate(plan, runs, arguments.processes)
+    _report(arguments, results, render(results))
+    return 0
+
+
+def _search(
+    arguments: argparse.Namespace, plan: SimulationPlan, policies: Sequence[str], seeds: Sequence[int]
+) -> int:
+    """Finds the most agents that keep ``--slo``, for each policy."""
+    for flag in _OF_ONE_LOAD:
+        if flag in given_flags(arguments):
+            raise UsageError(f"{flag} has no effect with --slo, which searches for a number of agents.")
+    plan = replace(plan, arrivals=ArrivalKind.CLOSED)
+    objective = arguments.slo.with_first(arguments.ttft_limit_s)
+    first = arguments.concurrency or FIRST
+    found = [agents_at_slo(plan, policy, objective, first, seeds, arguments.processes) for policy in policies]
+    results = [run for each in found for runs in each.tried.values() for run in runs]
+    _report(arguments, results, render_agents(found, objective))
+    return 0
+
+
+def _report(arguments: argparse.Namespace, results: list[RunResult], text: str) -> None:
+    """Writes the files, and prints the text."""
     file = ResultFile(title=_title(arguments), command=asked(arguments), runs=results)
     try:
         if arguments.json:
@@ -336,8 +373,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.html:
             write_html(arguments.html, [file])
     finally:  # print the report even if the disk is full
-        print(render(results))
-    return 0
+        print(text)
 
 
 def _require_own_files(arguments: argparse.Namespace) -> None:

@@ -92,6 +92,52 @@ def test_a_lone_job_gets_its_own_prefix_back(server: str, tmp_path: Path) -> Non
     assert all(told(record.recomputed_tokens) <= 16 for record in records)
 
 
+def test_loads_are_run_one_after_another_and_held_to_an_slo(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each load is a run of the result, and a line says whether it kept the SLO, with the waits."""
+    out = tmp_path / "out.json"
+    given = ["--workload", "synthetic", "--jobs", "2", "--max-turns", "2", "--time-scale", "0.1"]
+    loads = ["--concurrency", "1,2", "--reset-prefix-cache", "--json", str(out)]
+    assert main(["bench", "--base-url", server, *given, *loads, "--slo", "return=50ms,tpot=100"]) == 0
+    runs = read_results(out).runs
+    assert [run.setting.concurrency for run in runs] == [1, 2]
+    assert all(run.num_completed_jobs == 2 for run in runs)
+    lines = capsys.readouterr().out.splitlines()
+    begin = lines.index(
+        "SLO: p95 of TTFT of first turns within 30 s, and of TTFT of returning turns within 0.05 s, and of "
+        "time per output token within 100 s"
+    )
+    for run, line in zip(runs, lines[begin + 1 :], strict=True):
+        assert run.returning_ttft_s is not None
+        p95 = run.returning_ttft_s.p95
+        assert line.startswith(f"  up to {run.setting.concurrency} at once: ")
+        assert f"return {p95:,.3f} s" in line
+        assert ("kept" in line) == (p95 <= 0.05)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--slo", "p99=2"], "argument --slo: 'p99' is none of first, return, tpot"),
+        (["--concurrency", "2,2"], "argument --concurrency: has a number twice: 2,2"),
+        (
+            ["--rate", "1,2", "--records", "x"],
+            "--records has the turns of a single run, but 2 were requested.",
+        ),
+    ],
+)
+def test_loads_that_cannot_be_are_one_sentence(
+    flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: int | str | None = main(["bench", "--workload", "synthetic", *flags])
+    except SystemExit as refused:
+        code = refused.code
+    assert code == 2
+    assert complaint in capsys.readouterr().err
+
+
 @pytest.mark.long
 def test_without_job_ids_jobs_are_recognized(server: str, tmp_path: Path) -> None:
     """With ``--no-job-id`` the turns of an agent unaware of us are still pinned and found."""
