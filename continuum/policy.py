@@ -45,6 +45,7 @@ from engine.core.policy import (
     WaitingKey,
 )
 from engine.core.request import Request, RequestStatus
+from engine.records.capacity import Capacity
 from engine.records.lessons import Lesson, ModelLearned
 from engine.records.messages import (
     JobFinished,
@@ -313,6 +314,9 @@ class ContinuumPolicy(SchedulingPolicy):
 
     def take_job_stats(self) -> JobStats:
         return self._reports.take_job_stats()
+
+    def capacity(self) -> Capacity:
+        return self._reports.capacity()
 
     def jobs(self, limit: int, now: float, owner: str | None = None) -> Sequence[JobStatus]:
         return self._reports.jobs(limit, now, owner)

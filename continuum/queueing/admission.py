@@ -25,6 +25,7 @@ from continuum.tuning import Tuning
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.policy import PolicyContext
 from engine.core.request import Request, RequestStatus
+from engine.records.capacity import Capacity, num_that_fit
 from engine.records.messages import ToolSignal
 
 USUAL_SMOOTHING = 0.1
@@ -185,16 +186,19 @@ class WorkingSet(BranchListener):
         both = zip(usual, blocks, strict=True)
         self._usual = tuple(mean + USUAL_SMOOTHING * (own - mean) for mean, own in both)
 
-    @property
-    def num_that_fit(self) -> int | None:
-        """How many more jobs like those that began recently may begin now; None before any began."""
-        if self._usual is None or not any(self._usual):
-            return None
+    def capacity(self) -> Capacity:
+        """What begun jobs are expected to need, and how many more fit."""
         needed = NOTHING
         for blocks in self._needed.values():
             needed = _plus(needed, blocks)
-        both = zip(needed, self._usual, strict=True)
-        return max(0, int(min((self.num_usable_blocks - begun) / own for begun, own in both if own)))
+        return Capacity(
+            jobs_that_fit=num_that_fit(self.num_usable_blocks, needed, self._usual),
+            waiting_jobs=len(self._parked),
+            usable_blocks=self.num_usable_blocks,
+            ahead_s=list(self._growth.times_s()),
+            needed_blocks=list(needed),
+            usual_blocks=None if self._usual is None else list(self._usual),
+        )
 
     def went(self, request: Request) -> None:
         self._unpark(request.request_id)

@@ -11,6 +11,7 @@ from continuum.queueing.admission import WorkingSet
 from continuum.reports.job_metrics import JobMetrics
 from continuum.reports.job_status import job_status, tip_status
 from continuum.reports.turn_history import TurnHistory
+from engine.records.capacity import Capacity
 from engine.records.messages import JobStatus, PastTurn
 from engine.records.reported_stats import JobStats
 
@@ -35,7 +36,10 @@ class JobReports:
         self._block_size = block_size
 
     def take_job_stats(self) -> JobStats:
-        return self._tally.take(self._jobs.num_established, self._working_set.num_that_fit)
+        return self._tally.take(self._jobs.num_established, self._working_set.capacity().jobs_that_fit)
+
+    def capacity(self) -> Capacity:
+        return self._working_set.capacity()
 
     def jobs(self, limit: int, now: float, owner: str | None) -> Sequence[JobStatus]:
         return [self._status(job, now) for job in self._jobs.newest(limit, owner)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
+from engine.records.capacity import Capacity
 from engine.records.kv_cache_groups import (
     ONE_FULL_GROUP,
     KVCacheGroup,
@@ -286,6 +287,10 @@ class JobDirectory:
 
     def take_job_stats(self) -> JobStats | None:
         """Statistics of jobs since the last call, for metrics; None: it knows no jobs."""
+        return None
+
+    def capacity(self) -> Capacity | None:
+        """How many more jobs fit; None: it knows no jobs."""
         return None
 
     def jobs(self, limit: int, now: float, owner: str | None = None) -> Sequence[JobStatus]:

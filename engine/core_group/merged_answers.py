@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from engine.core.scheduler_report import PauseState
+from engine.records.capacity import Capacity
+from engine.records.capacity import merged as merged_capacity
 from engine.watch.merged_view import merge_views
 
 Answers = Sequence[Any]
@@ -42,6 +46,13 @@ def _statistics(answers: Answers, args: Sequence[Any]) -> dict[str, Any]:
     paused = [state for state in states if state != PauseState.UNPAUSED.value]
     sums = {name: sum(answer[name] for answer in answers) for name in answers[0]}
     return {**sums, "pause_state": paused[0] if paused else states[0]}
+
+
+def _capacity(answers: Answers, args: Sequence[Any]) -> dict[str, Any] | None:
+    if any(answer is None for answer in answers):
+        return None  # the policy knows no jobs
+    merged: dict[str, Any] = msgspec.to_builtins(merged_capacity(msgspec.convert(answers, list[Capacity])))
+    return merged
 
 
 def _jobs(answers: Answers, args: Sequence[Any]) -> list[dict[str, Any]]:
@@ -90,6 +101,7 @@ _MERGES: dict[str, Callable[[Answers, Sequence[Any]], Any]] = {
     "check_invariants": _nothing,
     "pause": _nothing,
     "resume": _nothing,
+    "capacity": _capacity,
     "jobs": _jobs,
     "job": _job,
     "past_turns": _past_turns,

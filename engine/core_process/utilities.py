@@ -13,6 +13,7 @@ from engine.core.scheduler_report import SchedulerStatistics
 from engine.core.traced_scheduler import TracedScheduler
 from engine.core_process.core_operations import CoreOperations
 from engine.executor import Executor
+from engine.records.capacity import Capacity
 from engine.records.lessons import Lesson
 from engine.records.messages import JobStatus, PastTurn
 
@@ -39,7 +40,7 @@ class CoreUtilities:
         """All utilities by the name under which another process calls them."""
         utilities = (
             *(self.reset_prefix_cache, self.statistics, self.check_invariants),
-            *(self.jobs, self.job, self.past_turns, self.reset_encoder_cache),
+            *(self.capacity, self.jobs, self.job, self.past_turns, self.reset_encoder_cache),
         )
         return {utility.__name__: utility for utility in utilities} | self.operations.by_name()
 
@@ -63,6 +64,10 @@ class CoreUtilities:
     def take_lesson(self) -> Lesson | None:
         with self._lock:
             return self._policy.take_lesson()
+
+    def capacity(self) -> Capacity | None:
+        with self._lock:
+            return self._jobs.capacity()
 
     def jobs(self, limit: int, owner: str | None = None) -> list[JobStatus]:
         with self._lock:

@@ -26,6 +26,7 @@ from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.stats import IterationStats, StatsListener
 from engine.frontend.streaming_input import SessionEngine, StreamingInput, StreamingSessions
+from engine.records.capacity import Capacity
 from engine.records.messages import (
     NO_CONTEXT,
     EngineCoreOutputs,
@@ -180,6 +181,10 @@ class AsyncLLM(EngineOperations):
     def knows_jobs(self) -> bool:
         """Whether the policy tracks jobs; if not, signals have no effect."""
         return self.ready.wants_signals
+
+    async def capacity(self) -> Capacity:
+        """How many more jobs fit, in all cores; only with a policy that knows jobs."""
+        return await self._utility("capacity", Capacity)
 
     async def jobs(self, limit: int, owner: str | None = None) -> list[JobStatus]:
         """Returns at most ``limit`` jobs, optionally those of one owner, the most recently active first."""

@@ -177,6 +177,19 @@ def test_jobs_are_listed_newest_first(http: httpx.Client) -> None:
     assert len(http.get("/v1/jobs").json()["data"]) >= 3
 
 
+def test_how_many_more_jobs_fit_is_told(http: httpx.Client) -> None:
+    """The number is that of ``/metrics``; it follows from the needs and the blocks that are told with it."""
+    ask(http, [user("capacity")], job_id="capacity")
+    told = http.get("/v1/capacity").json()
+    assert told["object"] == "capacity"
+    assert told["waiting_jobs"] == 0
+    assert told["ahead_s"] == sorted(told["ahead_s"])
+    assert len(told["ahead_s"]) == len(told["needed_blocks"]) == len(told["usual_blocks"])
+    left = [told["usable_blocks"] - needed for needed in told["needed_blocks"]]
+    fits = min(blocks / usual for blocks, usual in zip(left, told["usual_blocks"], strict=True) if usual)
+    assert told["jobs_that_fit"] == int(fits) > 0
+
+
 @pytest.mark.parametrize("limit", ["0", "1001", "-1", "x", "1e3", "9" * 5000, ""])
 def test_an_odd_limit_is_refused(http: httpx.Client, limit: str) -> None:
     """An invalid limit is refused in one sentence that names the field."""
@@ -316,6 +329,7 @@ def test_a_policy_without_jobs_says_so(plain: httpx.Client) -> None:
         response = plain.request(method, f"/v1/jobs{path}")
         assert response.status_code == 501
         assert "--scheduling-policy" in response.json()["error"]["message"]
+    assert plain.get("/v1/capacity").status_code == 501
     response = plain.post("/v1/jobs/a/signals", json={"state": "started"})
     assert response.status_code == 501
     answer = plain.post(CHAT, json={"messages": [user("plain")], "max_tokens": 2, "job_id": "a"}).json()

@@ -125,6 +125,9 @@ def test_jobs_come_back_to_their_core(group: Server, http: httpx.Client, named: 
         jobs = {job["id"] for job in http.get("/v1/jobs").json()["data"]}
         assert {f"named-{index}" for index in range(8)} <= jobs
         assert http.get("/v1/jobs/named-3").json()["turns"] == 3
+        capacity = http.get("/v1/capacity").json()
+        assert capacity["usable_blocks"] == 2 * 8199, "of both cores, without null blocks"
+        assert capacity["jobs_that_fit"] > 0
 
 
 def test_signals_reach_the_core_of_the_job(http: httpx.Client) -> None:

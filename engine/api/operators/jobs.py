@@ -1,4 +1,4 @@
-"""/v1/jobs: the engine's view of agents' jobs, and signals from their clients."""
+"""/v1/jobs and /v1/capacity: the engine's view of agents' jobs, and signals from their clients."""
 
 from __future__ import annotations
 
@@ -77,6 +77,12 @@ class FinishedJob(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["job"] = "job"
     finished: Literal[True] = True
+
+
+@endpoint(router, "GET", "/v1/capacity")
+async def show_capacity(request: Request) -> Response:
+    """Shows how many more jobs like the recent ones fit now, and what begun jobs are expected to need."""
+    return json_response(await _engine_with_jobs(request).capacity())
 
 
 @endpoint(router, "GET", "/v1/jobs")

@@ -73,6 +73,7 @@ async def root(request: Request) -> Response:
                 "completions": "/v1/completions",
                 "models": "/v1/models",
                 "jobs": "/v1/jobs",
+                "capacity": "/v1/capacity",
                 "health": "/health",
                 "dashboard": "/dashboard",
                 "metrics": "/metrics",
