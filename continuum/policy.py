@@ -79,6 +79,7 @@ class ContinuumPolicy(SchedulingPolicy):
 
     name = "continuum"
     wants_signals = True
+    orders_by_priority = True
     lets_pass = True
     trainer: str | None = "estimator.learned.trainer"
     tool_stats: type[ToolStats] = ToolStats

@@ -175,6 +175,8 @@ class QueuePolicy:
 
     lets_pass: bool = False
     """Whether ``may_pass`` is called; if not, the queue stops at the first request that does not fit."""
+    orders_by_priority: bool = False
+    """Whether requests of a lower ``priority`` are served first."""
 
     def see_cache(self, cached_tokens: CachedTokens) -> None:
         """Receive the scheduler's look-up of cached tokens, which takes longer the longer the hit is."""
@@ -344,6 +346,7 @@ class PriorityPolicy(FcfsPolicy):
     """Lower ``priority`` first, ties by arrival; the worst running request is preempted."""
 
     name = "priority"
+    orders_by_priority = True
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         return (request.priority, request.arrival_time)

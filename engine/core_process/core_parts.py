@@ -78,6 +78,7 @@ def engine_ready(config: EngineConfig, info: ModelInfo, policy: SchedulingPolicy
         vocab_size=info.vocab_size,
         dtype=info.dtype,
         wants_signals=policy.wants_signals,
+        orders_by_priority=policy.orders_by_priority,
         prompt_logprobs=info.prompt_logprobs,
         kv_cache_groups=info.kv_cache_groups,
         pooling=info.pooling,

@@ -398,6 +398,8 @@ class EngineReady(msgspec.Struct, omit_defaults=True):
     dtype: str
     wants_signals: bool = False
     """Whether the policy uses signals; if not, none are sent."""
+    orders_by_priority: bool = False
+    """Whether the policy serves requests of a lower ``priority`` first."""
     prompt_logprobs: bool = True
     kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
     """Layers that share a block table; a block of the pool is of one group."""

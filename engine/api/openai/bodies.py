@@ -109,6 +109,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    service_tier: str | UnsetType = UNSET
+    """Only if the request names one; so in chunks."""
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
@@ -148,6 +150,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
+    service_tier: str | UnsetType = UNSET
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -182,6 +185,7 @@ class Completion(msgspec.Struct, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
+    service_tier: str | UnsetType = UNSET
     choices: list[CompletionChoice]
     usage: Usage | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET

@@ -70,6 +70,7 @@ class ChatAnswer:
     def __init__(self, model: Model, body: ChatCompletionRequest, request_id: str) -> None:
         self._model = model
         self._body = body
+        self._tier = model.served_tier(body.service_tier, body.priority) or UNSET
         self._id = f"chatcmpl-{request_id}"
         self._created = int(time())
         self._left_out = model.server.left_out()
@@ -106,6 +107,7 @@ class ChatAnswer:
             model=self._model.name,
             choices=[self._choice(answer) for answer in turn.answers],
             usage=self._usage(turn),
+            service_tier=self._tier,
             prompt_token_ids=turn.output.prompt_token_ids if self._body.return_token_ids else UNSET,
             kv_transfer_params=turn.output.kv_transfer_params or UNSET,
             prompt_logprobs=UNSET if told is None else prompt_logprobs(told),
@@ -194,6 +196,7 @@ class ChatAnswer:
             model=self._model.name,
             choices=choices,
             usage=usage or UNSET,
+            service_tier=self._tier,
         )
 
     def _running_usage(self, turn: TurnOutput) -> Usage | None:

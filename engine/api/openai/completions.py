@@ -76,6 +76,7 @@ class CompletionTurn:
         self._model = model
         self._server = model.server
         self._body = body
+        self._tier = model.served_tier(body.service_tier, body.priority) or UNSET
         self._id = f"cmpl-{request_id}"
         self._created = int(time())
         self._context = context
@@ -266,6 +267,7 @@ class CompletionTurn:
             model=self._model.name,
             choices=choices,
             usage=usage or UNSET,
+            service_tier=self._tier,
         )
 
     def _usage(self) -> Usage:

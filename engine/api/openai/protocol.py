@@ -20,6 +20,7 @@ from engine.api.openai.prompt_cache import PromptCacheOptions, PromptCacheRetent
 from engine.api.openai.repetition import RepetitionDetectionFields
 from engine.api.prompt.thinking_effort import budget_of_effort, effort_arguments, thinking_arguments
 from engine.api.service.identity import ClientIdentity
+from engine.api.service.tiers import ServiceTier, priority_of
 from engine.api.unsupported import refuse_unsupported
 from engine.errors import RequestError
 from engine.records.sampling_params import MAX_N, SamplingParams
@@ -127,6 +128,7 @@ class GenerationRequest(BaseModel):
     structured_outputs: StructuredOutputs | None = None
 
     priority: Int64 | None = None
+    service_tier: ServiceTier | None = None
     deadline_s: Any = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     add_special_tokens: bool | None = None
@@ -177,7 +179,7 @@ class GenerationRequest(BaseModel):
             prompt_cache_key=self.prompt_cache_key,
             conversation=self.conversation or self.conversation_id,
             tenant=self.user,
-            priority=self.priority,
+            priority=priority_of(self.service_tier, self.priority),
             deadline_s=self.deadline_s,
             cache_salt=self.cache_salt,
             asked_ttl_s=asked_ttl_s(self.prompt_cache_options, self.prompt_cache_retention),

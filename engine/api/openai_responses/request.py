@@ -89,7 +89,6 @@ class ResponsesRequest(GenerationRequest):
 
     metadata: Metadata | None = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
-    service_tier: str | None = None
 
     @model_validator(mode="after")
     def _check_responses(self) -> Self:

@@ -218,6 +218,7 @@ class ResponseTurn:
             prompt_cache_retention=body.prompt_cache_retention or UNSET,
             reasoning=body.echoed_reasoning(),
             safety_identifier=body.safety_identifier,
+            service_tier=self._model.served_tier(body.service_tier, body.priority) or "default",
             store=body.keeps,
             temperature=params.temperature,
             text=body.echoed_text(),

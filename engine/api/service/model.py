@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.api.service.identity import ClientIdentity, request_context
+from engine.api.service.tiers import ServiceTier, served_tier
 from engine.records.adapters import Adapter
 from engine.records.messages import RequestContext
 
@@ -23,6 +24,11 @@ class Model:
     server: Server
     name: str
     adapter: Adapter | None
+
+    def served_tier(self, tier: ServiceTier | None, asked_priority: int | None) -> str | None:
+        """The tier that the response reports; None if the request names none."""
+        ready = self.server.engine.ready
+        return served_tier(tier, asked_priority, orders_by_priority=ready.orders_by_priority)
 
     def context(self, headers: Mapping[str, str], identity: ClientIdentity) -> RequestContext:
         """Returns the request's context from its headers and body."""
