@@ -15,7 +15,6 @@ from eval.report.intervals import Estimate, mean_interval, ratio_interval
 from eval.report.metrics import RunResult
 from eval.reproduction.observed_rule import RetentionTimes, observe_rule
 from eval.reproduction.published import BASELINE, GB, ORDER, PEERS, RULE, Measure, Setting
-from eval.sim.roofline import make_cost
 from eval.sim.simulate import Hardware, SimulationPlan, SimulationRun, grid, simulate
 from eval.workloads.arrivals import ArrivalKind
 from eval.workloads.sampling import JobLimits
@@ -215,10 +214,24 @@ def _at(setting: Setting, factor: int) -> Setting:
 
 
 def plan_of(setting: Setting, num_jobs: int) -> SimulationPlan:
-    """Returns the plan of a setting. Leaves out jobs that never fit in the pool."""
-    cost = make_cost(setting.model, setting.gpu, tensor_parallel=setting.tensor_parallel)
-    hardware = Hardware(model=setting.model, gpu=setting.gpu, tensor_parallel=setting.tensor_parallel)
-    _, kv_tokens = hardware.cost()
+    """Returns the plan of a setting, which may state its number of jobs itself. Leaves out jobs that never
+    fit in the pool."""
+    engine = setting.engine
+    hardware = Hardware(
+        model=setting.model,
+        gpu=setting.gpu,
+        tensor_parallel=setting.tensor_parallel,
+        profile=None if engine is None else engine.profile,
+        kv_tokens=None if engine is None else engine.kv_tokens,
+    )
+    cost, kv_tokens = hardware.cost()
+    scheduler = SchedulerConfig(max_num_batched_tokens=STEP_TOKENS)
+    if engine is not None:
+        scheduler = SchedulerConfig(
+            max_num_batched_tokens=engine.step_tokens, max_num_seqs=engine.max_num_seqs
+        )
+    if setting.arrivals_s is not None and setting.jobs_per_s is not None:
+        num_jobs = round(setting.arrivals_s * setting.jobs_per_s)
     return SimulationPlan(
         workload=setting.workload,
         num_jobs=num_jobs,
@@ -228,7 +241,7 @@ def plan_of(setting: Setting, num_jobs: int) -> SimulationPlan:
         hardware=hardware,
         host_kv_tokens=int(setting.host_gb * GB // cost.kv_bytes_per_token),
         block_size=BLOCK_SIZE,
-        scheduler=SchedulerConfig(max_num_batched_tokens=STEP_TOKENS),
+        scheduler=scheduler,
     )
 
 

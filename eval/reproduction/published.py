@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 GB = 1e9
 NEAR = 1.2
@@ -35,6 +36,17 @@ UNLIKE = {
     ),
 }
 """Known differences between a policy and the published system that it represents."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedEngine:
+    """An engine whose sizes and step times were published."""
+
+    profile: Path
+    """Its step times, as ``continuum profile`` writes them."""
+    kv_tokens: int
+    step_tokens: int
+    max_num_seqs: int
 
 
 class Measure(Enum):
@@ -71,6 +83,10 @@ class Setting:
     concurrency: int | None = None
     host_gb: float = 0.0
     """Host memory for KV, all GPUs together, in 1e9 bytes."""
+    engine: PublishedEngine | None = None
+    """Sizes and step times, where they are published; None: the paper's, with step times by roofline."""
+    arrivals_s: float | None = None
+    """How long jobs arrive; None: their number is that of the command line."""
     measure: Measure = Measure.MEAN
     published: tuple[Published, ...]
     """The systems, the baseline first."""
@@ -242,6 +258,26 @@ _BFCL_OFFLOAD = (
 )
 _STEPS = (("fixed-ttl:2", "program-fcfs"), (RULE, "fixed-ttl:2"))
 
+_STUDY = PublishedEngine(
+    Path(__file__).with_name("eight-turns-h100.json"), kv_tokens=434_000, step_tokens=8192, max_num_seqs=1024
+)
+
+
+def _eight_turns(jobs_per_s: float, vllm: float, preview: float) -> Setting:
+    return Setting(
+        model="llama-3.1-8b",
+        gpu="h100",
+        workload="eight-turns",
+        jobs_per_s=jobs_per_s,
+        engine=_STUDY,
+        arrivals_s=45.0,
+        published=(
+            Published(system="vLLM", policy=BASELINE, seconds=vllm),
+            Published(system="preview", policy="fork", seconds=preview),
+        ),
+    )
+
+
 FIGURES = (
     PaperFigure(
         name="low-load",
@@ -379,9 +415,24 @@ FIGURES = (
         ),
         read_off_plot=False,
     ),
+    PaperFigure(
+        name="eight-turns",
+        title="an independent measurement of the preview: eight turns that grow to 13,193 tokens",
+        source=(
+            "hungchun0201/agentic-ai-survey, bottleneck analysis 1.3, with its own line of step times; "
+            "ASSUMED: 45 s of arrivals, which fit all its seconds of vLLM at once, and vLLM's sizes of a step"
+        ),
+        settings=tuple(
+            _eight_turns(*each)
+            for each in ((1, 9.01, 8.75), (3, 68.9, 39.8), (6, 244.0, 100.0), (10, 456.0, 173.0))
+        ),
+        read_off_plot=False,
+        needs_pressure=False,
+    ),
 )
 
 LEFT_OUT = (
+    "eight-turns at 15 jobs/s, on an H200, and with LMCache: not run with step times of their own",
     "Gemma-3 12B on an A100 (figs. 8 and 10): there is no preset of it",
     "figs. 8 to 10 between the lowest and the highest load, fig. 14 between its ends: not in our source",
     "throughput (1.10x to 3.22x): only the ends of the range are known",

@@ -16,6 +16,7 @@ from eval.errors import UNREADABLE, WorkloadError
 from eval.workloads.aiperf import read_aiperf
 from eval.workloads.bench_records import read_bench_records
 from eval.workloads.chats import read_openai_chats, read_sharegpt
+from eval.workloads.eight_turns import EIGHT_TURNS, EightTurnWorkload
 from eval.workloads.families import families, roots
 from eval.workloads.job import Job
 from eval.workloads.jsonl import Place, in_words, read_bytes
@@ -23,7 +24,7 @@ from eval.workloads.mooncake import read_mooncake
 from eval.workloads.provenance import describe
 from eval.workloads.published import JobMaker, Preset, parse_preset
 from eval.workloads.recorded import read_recorded
-from eval.workloads.sampling import JobLimits, Sample, draw, limited
+from eval.workloads.sampling import NO_LIMITS, JobLimits, Sample, draw, limited
 from eval.workloads.scheduler_trace import read_scheduler_trace
 from eval.workloads.synthetic import SyntheticConfig, make_jobs
 
@@ -34,7 +35,6 @@ PLUS = "+"
 """Separates the parts of a mix."""
 NUM_SYNTHETIC_JOBS = 8
 NUM_PUBLISHED_JOBS = 100
-NO_LIMITS = JobLimits()
 MAX_TRIES = 100
 """Most synthetic jobs tried per requested job, before the limits count as leaving none."""
 
@@ -166,7 +166,8 @@ def _nothing_left(what: str, notes: Sequence[str]) -> WorkloadError:
 
 
 def open_workload(name: str) -> Workload:
-    """Opens a file by its path, ``synthetic``, or a preset (``swe-bench``, ``bfcl:turns=2``, ``openhands``).
+    """Opens a file by its path, ``synthetic``, ``eight-turns``, or a preset (``swe-bench``, ``bfcl:turns=2``,
+    ``openhands``).
 
     ``A+B+C`` is a mix of those, unless there is a file with that name. WorkloadError if a file cannot be
     read, has no jobs, or is invalid somewhere: it names the line.
@@ -176,6 +177,8 @@ def open_workload(name: str) -> Workload:
         return MixedWorkload(name, tuple(open_workload(part) for part in parts))
     if name == SYNTHETIC:
         return TextWorkload()
+    if name == EIGHT_TURNS:
+        return EightTurnWorkload()
     preset = parse_preset(name)
     if preset is not None:
         return PresetWorkload(preset)

@@ -29,6 +29,7 @@ file formats, detected by the first record:
 synthetic workloads:
   swe-bench, bfcl, openhands    token counts and tool times that match published moments;
                                 swe-bench:turns=2,tokens=0.5 has twice the turns, half the tokens
+  eight-turns                   a published agent: eight prompts of 92 to 13,193 tokens
   synthetic                     with texts, short enough for a small model
 
 mixes:

@@ -26,6 +26,9 @@ class JobLimits:
     """Longer gaps and calls are shortened to this."""
 
 
+NO_LIMITS = JobLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Jobs to run: each root followed by its sub-agents."""

@@ -392,3 +392,16 @@ def test_pages_that_have_no_folder_are_told_before_the_first_run(
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         assert main(["reproduce", "--quick", "--only", "low-load", "--html", str(folder)]) == 1
         assert capsys.readouterr().err == f"continuum: Cannot write to {folder}: not a folder.\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "vllm_s"), [(0, 9.01), (1, 68.9), (2, 244.0)])
+def test_an_independent_study_is_within_a_fifth(place: int, vllm_s: float) -> None:
+    """The seconds of vLLM with eight turns, by the study's own step times; ours wait no longer than under the
+    preview's rule."""
+    study = setting("eight-turns", place)
+    assert seconds(study, "fcfs") == vllm_s
+    (point,) = Experiment(100, [0], 1, print).points(study, needs_pressure=False)
+    assert point.runs["fcfs"][0].num_jobs == 45 * (study.jobs_per_s or 0)
+    assert point.seconds("fcfs").value == pytest.approx(vllm_s, rel=0.2)
+    assert point.seconds("continuum").value < 1.01 * point.seconds("fork").value
