@@ -68,7 +68,7 @@ def open_states(model: CausalModel, states: StateSpec, blocks: torch.Tensor, eac
 
 
 def use_again(model: CausalModel, pool: StatePool | None) -> None:
-    """Let the model use this pool again after a trial."""
+    """Let the model use this pool, after a trial or when it was loaded again."""
     if pool is not None:
         assert isinstance(model, Decoder)
         model.use_states(pool)

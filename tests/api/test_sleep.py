@@ -17,6 +17,7 @@ from engine.records.adapters import LoRARequest
 from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import Server, posting, running_server
+from tests.worker.conftest import VARIANTS
 from tests.worker.generation import Reference
 from tests.worker.lora.made_adapters import AdaptedReference, save_adapter
 
@@ -178,3 +179,27 @@ def test_a_model_with_a_drafter_does_not_sleep(folders: dict[str, Path]) -> None
         pytest.raises(RequestError, match="A model with a drafter with weights cannot sleep"),
     ):
         llm.sleep()
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "granite4"])
+def test_states_are_those_of_the_loaded_weights(family: str, tmp_path: Path) -> None:
+    """After a sleep, and after other weights, answers are transformers' own, also those that continue a kept
+    prefix."""
+    variant = {**VARIANTS[family], "max_position_embeddings": 512}
+    old, new = (make_model_folder(tmp_path / str(seed), seed=seed, **variant) for seed in range(2))
+    prompts = [PROMPT * 5, [*PROMPT * 5, 7, 8, 9]]
+    with LLM(old, multiprocess=False, num_gpu_blocks_override=100, max_model_len=256) as llm:
+
+        def check(folder: Path) -> None:
+            reference = Reference(folder)
+            for prompt in prompts:
+                (output,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+                assert output.outputs[0].token_ids == reference.greedy(prompt, 8)
+
+        check(old)
+        for level in (1, 2):
+            llm.sleep(level=level)
+            llm.wake_up()
+            check(old)
+        llm.update_weights(str(new))
+        check(new)

@@ -21,6 +21,8 @@ from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.loading.identity import Stamps
 from engine.worker.loading.loader import LoadedModel
 from engine.worker.lora.adapter_store import AdapterStore
+from engine.worker.memory import release_pages
+from engine.worker.model_states import use_again
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.routing_recorder import RoutingRecorder
@@ -99,6 +101,8 @@ class CPUBackend:
 
     def sleep(self, level: int) -> None:
         """See ``Resting``. Call ``check_alone`` first."""
+        if self._states is not None:
+            release_pages(self._states.memory)
         self._resting.sleep(level, self._take)
 
     def wake_up(self) -> None:
@@ -132,7 +136,6 @@ class CPUBackend:
         config = self._config
         others = {
             "a drafter with weights": self._drafter is not None,
-            "states of linear attention": self._states is not None,
             "returned experts": config.model.enable_return_routed_experts,
             "experts shared by cores": self._group.peers.num_cores > 1,
         }
@@ -147,6 +150,7 @@ class CPUBackend:
         if self._pictures is not None:
             self._pictures.use(*((None, None) if loaded is None else (loaded.tower, loaded.model)))
         if loaded is not None:
+            use_again(loaded.model, self._states)
             if self._adapters is not None:
                 self._adapters.attach(loaded.model)
             if isinstance(self._model_runner, PoolingRunner):

@@ -77,6 +77,7 @@ class StatePool:
 
     def __init__(self, spec: StateSpec, memory: torch.Tensor) -> None:
         """``memory``: [num_states, at least ``bytes_per_state``] in uint8, zeroed."""
+        self.memory = memory
         self._batch: StateBatch | None = None
         self._drafted: DraftedStates | None = None
         views = iter(_views(spec, memory))
