@@ -15,18 +15,21 @@ import msgspec
 
 from estimator.credibility import MIN_JUDGED, STRENGTHS, Credibility
 from estimator.durations import DurationEstimator, DurationHistogram
-from estimator.growth import MAX_TURNS, Counts, Growth, Kind, TurnCounts
+from estimator.growth import MAX_KINDS, MAX_TURNS, Counts, Growth, Kind, TurnCounts
 from estimator.learned.duration_model import DurationModel, check_durations
 from estimator.learned.work_model import WorkModel, check_model
 from estimator.tenants import LENT, Learned, Tenants
 from estimator.turn_outcomes import TurnOutcomes, TurnTally
 
 STATE_VERSION = 4
+MAX_TOKENS = 100_000_000
+"""The most tokens that turns add on average; more is no context."""
 VERSION_WITHOUT_TENANTS = 3
 """Version that is written while no tenant has a name; it can be read too."""
 
 Index = Annotated[int, msgspec.Meta(ge=0)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+TurnNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_TURNS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
@@ -85,7 +88,7 @@ class _GrowthState(msgspec.Struct, array_like=True):
 
     tenant: str | None
     beginning: bytes | None
-    numbers: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_TURNS)]]
+    numbers: Annotated[list[TurnNumber], msgspec.Meta(max_length=MAX_TURNS + 1)]
     followed: list[Weight]
     last: list[Weight]
     tokens: list[Annotated[float, msgspec.Meta(ge=0, le=1e18)]]
@@ -111,7 +114,7 @@ class _State(msgspec.Struct):
     tenants: list[_TenantState] = []
     """Tenants, in the order of ``Tenants.own``."""
     credit: list[_CreditState] = []
-    growth: list[_GrowthState] = []
+    growth: Annotated[list[_GrowthState], msgspec.Meta(max_length=MAX_KINDS)] = []
     """Kinds of jobs, in the order of ``Growth.kinds``."""
     period_s: Seconds = 0.0
     """See ``Growth``."""
@@ -128,7 +131,7 @@ def snapshot(learned: Learned | Tenants) -> bytes:
     """Returns everything that ``restore`` needs, as JSON. Fast enough for an event loop, which leaves
     ``write_state`` to a thread."""
     known = learned if isinstance(learned, Tenants) else Tenants(learned)
-    names_tenants = bool(known.own or known.only)
+    names_tenants = bool(known.own or known.only or any(kind.tenant for kind in known.growth.kinds))
     state = _State(
         keys=_key_states(known.durations),
         turns=_turn_states(known.turns),
@@ -286,6 +289,8 @@ def _growth(state: _State) -> Growth:
     growth = Growth()
     growth.period_s = state.period_s
     for kind in state.growth:
+        if any(tokens > MAX_TOKENS * turns for tokens, turns in zip(kind.tokens, kind.followed, strict=True)):
+            raise EstimatorStateError(f"turns add more than {MAX_TOKENS:,} tokens each")
         counts = zip(kind.numbers, kind.followed, kind.last, kind.tokens, strict=True)
         growth.kinds[Kind(kind.tenant, kind.beginning)] = {
             number: TurnCounts(*each) for number, *each in counts

@@ -182,9 +182,10 @@ class AsyncLLM(EngineOperations):
         """Whether the policy tracks jobs; if not, signals have no effect."""
         return self.ready.wants_signals
 
-    async def capacity(self) -> Capacity:
-        """How many more jobs fit, in all cores; only with a policy that knows jobs."""
-        return await self._utility("capacity", Capacity)
+    async def capacity(self) -> Capacity | None:
+        """How many more jobs fit, in all cores; None if the policy does not know."""
+        self.start()
+        return msgspec.convert(await self._client.call_utility("capacity"), Capacity | None)
 
     async def jobs(self, limit: int, owner: str | None = None) -> list[JobStatus]:
         """Returns at most ``limit`` jobs, optionally those of one owner, the most recently active first."""

@@ -7,6 +7,9 @@ from typing import Literal
 
 import msgspec
 
+NEGLIGIBLE = 1e-3
+"""Blocks that a job is expected to need at a time at which hardly any lasts so long."""
+
 
 class Capacity(msgspec.Struct, kw_only=True):
     """What begun jobs are expected to need of the KV cache, and how many more fit beside them. Needs are in
@@ -30,11 +33,11 @@ class Capacity(msgspec.Struct, kw_only=True):
 def num_that_fit(
     usable_blocks: int, needed_blocks: Sequence[int], usual_blocks: Sequence[float] | None
 ) -> int | None:
-    """How many jobs of the usual need fit at all times; None if that is not known."""
-    if usual_blocks is None or not any(usual_blocks):
-        return None
-    both = zip(needed_blocks, usual_blocks, strict=True)
-    return max(0, int(min((usable_blocks - begun) / own for begun, own in both if own)))
+    """How many jobs of the usual need fit at all times; None if that is not known. A need below
+    ``NEGLIGIBLE`` blocks limits nothing."""
+    both = zip(needed_blocks, usual_blocks or [0.0] * len(needed_blocks), strict=True)
+    fits = [(usable_blocks - begun) / own for begun, own in both if own >= NEGLIGIBLE]
+    return max(0, int(min(fits))) if fits else None
 
 
 def merged(cores: Sequence[Capacity]) -> Capacity:
@@ -46,7 +49,7 @@ def merged(cores: Sequence[Capacity]) -> Capacity:
         num_that_fit(core.usable_blocks, core.needed_blocks, core.usual_blocks or usual) for core in cores
     ]
     return Capacity(
-        jobs_that_fit=sum(each or 0 for each in fits) if usual and any(usual) else None,
+        jobs_that_fit=None if all(each is None for each in fits) else sum(each or 0 for each in fits),
         waiting_jobs=sum(core.waiting_jobs for core in cores),
         usable_blocks=sum(core.usable_blocks for core in cores),
         ahead_s=[max(column) for column in zip(*(core.ahead_s for core in cores), strict=True)],

@@ -70,17 +70,19 @@ def agents_at_slo(
             block_size=BLOCK_SIZE,
         )
         runs[agents] = simulate_one(plan, SimulationRun(policy, None, SEED, detail=False))
+        slo.check_measured([runs[agents]])
         return slo.is_kept([runs[agents]])
 
     most = most_that_keep(keeps, first)
-    tried = [
-        Tried(
-            agents=agents,
-            return_p95_s=slo.waits_s([run])["return"],
-            first_p95_s=slo.waits_s([run])["first"],
-            jobs_per_hour=run.jobs_per_hour,
-        )
-        for agents, run in sorted(runs.items())
-    ]
+    tried = [_tried(agents, run, slo) for agents, run in sorted(runs.items())]
     notes = [*runs[most].notes, "one seed: no confidence interval"] if most else []
     return AgentsAtSlo(agents=most, tried=tried, notes=notes)
+
+
+def _tried(agents: int, run: RunResult, slo: Slo) -> Tried:
+    waits_s = slo.waits_s([run])
+    return_s = waits_s["return"]
+    first_s = waits_s["first"]
+    assert return_s is not None, "it was checked"
+    assert first_s is not None, "it was checked"
+    return Tried(agents=agents, return_p95_s=return_s, first_p95_s=first_s, jobs_per_hour=run.jobs_per_hour)

@@ -25,7 +25,7 @@ from eval.load.server_type import SERVER_TYPES, Identity
 from eval.load.tool_call_text import CallStyle
 from eval.report.comparison import Comparison
 from eval.report.html_report import require_plotly, write_html
-from eval.report.metrics import TTFT_LIMIT_S, RunResult
+from eval.report.metrics import TTFT_LIMIT_S
 from eval.report.results import (
     ResultFile,
     read_results,
@@ -91,14 +91,16 @@ def _add_when(group: argparse._ArgumentGroup) -> None:
         "--rate",
         type=numbers,
         metavar="R[,R...]",
-        help="Open loop: mean arrival rate in jobs per second; several rates are run one after another",
+        help="Open loop: mean arrival rate in jobs per second; several rates are run one after another, "
+        "and need --reset-prefix-cache",
     )
     add_arrivals(group)
     add(
         "--concurrency",
         type=_concurrencies,
         metavar="N[,N...]|all",
-        help="Closed loop: number of concurrent jobs; several numbers are run one after another",
+        help="Closed loop: number of concurrent jobs; several numbers are run one after another, and need "
+        "--reset-prefix-cache",
     )
     warmup = group.add_mutually_exclusive_group()
     warmup.add_argument(
@@ -216,7 +218,10 @@ def _concurrencies(text: str) -> list[int | None]:
     """Counts separated by commas, or ``all``, which is None."""
     if text == "all":
         return [None]
-    counts = [count(part) for part in text.split(",")]
+    try:
+        counts = [count(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be whole numbers or all, got {text!r}") from None
     if len(set(counts)) < len(counts):
         raise argparse.ArgumentTypeError(f"has a number twice: {text}")
     return [*counts]
@@ -273,6 +278,11 @@ def _arrivals(arguments: argparse.Namespace) -> list[Arrivals]:
         for rate in arguments.rate or [None]
         for concurrency in arguments.concurrency or [None]
     ]
+    if len(loads) > 1 and not arguments.reset_prefix_cache:
+        raise UsageError(
+            "Several loads need --reset-prefix-cache: all send the same prompts, and a later one would find "
+            "them cached."
+        )
     if len(loads) > 1 and arguments.records is not None:
         raise UsageError(f"--records has the turns of a single run, but {len(loads)} were requested.")
     return loads
@@ -289,7 +299,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.against:
         files = [read_results(arguments.against)]
         names = [arguments.against.stem]
-    runs = _run_all(_options(arguments), _arrivals(arguments))
+    loads = _arrivals(arguments)
+    runs = _run_all(_options(arguments), loads)
     results = [run.result for run in runs]
     files.append(ResultFile(title=arguments.name, command=_command(arguments), runs=results))
     names.append("now")
@@ -301,7 +312,7 @@ def run(arguments: argparse.Namespace) -> int:
     finally:  # print the report even if the disk is full
         print(render_comparison(Comparison(files, names)))
     if arguments.slo is not None:
-        _report_slo(arguments.slo.with_first(TTFT_LIMIT_S), results)
+        _report_slo(arguments.slo.with_first(TTFT_LIMIT_S), runs, len(loads))
     return max(report_errors(run) for run in runs)
 
 
@@ -315,10 +326,12 @@ def _run_all(options: BenchOptions, loads: Sequence[Arrivals]) -> list[BenchRun]
     return runs
 
 
-def _report_slo(slo: Slo, results: Sequence[RunResult]) -> None:
+def _report_slo(slo: Slo, runs: Sequence[BenchRun], num_loads: int) -> None:
     print(f"SLO: {slo}")
-    for result in results:
-        print(f"  {verdict(slo, result)}")
+    for run in runs:
+        print(f"  {verdict(slo, run.result, ended_early=run.interrupted or run.gone is not None)}")
+    if len(runs) < num_loads:
+        print(f"  {num_loads - len(runs)} of {num_loads} loads were not run")
 
 
 def _require_own_files(arguments: argparse.Namespace) -> None:

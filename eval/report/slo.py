@@ -41,7 +41,7 @@ class Slo:
         others."""
         bounds: dict[str, float] = {}
         for part in text.split(","):
-            name, _, value = part.partition("=")
+            name, _, value = part.strip().partition("=")
             if name not in MEASURES:
                 raise ValueError(f"{name!r} is none of {', '.join(MEASURES)}")
             if name in bounds:
@@ -54,14 +54,22 @@ class Slo:
         agents are not served."""
         return Slo({"first": bound_s, **self.bounds_s})
 
-    def waits_s(self, runs: Sequence[RunResult]) -> dict[str, float]:
-        """p95 of each bounded wait, the mean over runs. UsageError if a run has no such turns."""
-        return {name: fmean(_p95(name, run) for run in runs) for name in self.bounds_s}
+    def waits_s(self, runs: Sequence[RunResult]) -> dict[str, float | None]:
+        """p95 of each bounded wait, the mean over runs; None if a run has no such turns."""
+        return {name: _p95(name, runs) for name in self.bounds_s}
+
+    def check_measured(self, runs: Sequence[RunResult]) -> None:
+        """UsageError if runs have none of the turns that the SLO bounds."""
+        for name, wait_s in self.waits_s(runs).items():
+            if wait_s is None:
+                reason = "no turn returns from a tool" if name == "return" else "nothing of it was measured"
+                raise UsageError(f"There is no {MEASURES[name].label} to bound: {reason}.")
 
     def is_kept(self, runs: Sequence[RunResult]) -> bool:
         """Whether all turns of these runs, one for each seed, were answered within the bounds."""
         waits_s = self.waits_s(runs)
-        in_time = all(waits_s[name] <= bound_s for name, bound_s in self.bounds_s.items())
+        bounded = [(waits_s[name], bound_s) for name, bound_s in self.bounds_s.items()]
+        in_time = all(wait_s is not None and wait_s <= bound_s for wait_s, bound_s in bounded)
         return in_time and not any(run.num_errors for run in runs)
 
     def __str__(self) -> str:
@@ -77,12 +85,23 @@ def slo(text: str) -> Slo:
         raise ArgumentTypeError(str(error)) from None
 
 
-def verdict(slo: Slo, run: RunResult) -> str:
-    """One line on a run: its load, whether it kept the SLO, and its waits."""
-    waits = (f"{name} {wait_s:,.3f} s" for name, wait_s in slo.waits_s([run]).items())
-    failed = [f"{run.num_errors:,} turns failed"] if run.num_errors else []
+def verdict(slo: Slo, run: RunResult, *, ended_early: bool = False) -> str:
+    """One line on a run: its load, whether it kept the SLO, and its waits. There is no verdict on a run that
+    ended early or lacks turns that the SLO bounds."""
+    waits_s = slo.waits_s([run])
+    told = [f"{name} {_told(wait_s)}" for name, wait_s in waits_s.items()]
+    if run.num_errors:
+        told.append(f"{run.num_errors:,} turns failed")
     said = "kept" if slo.is_kept([run]) else "broken"
-    return f"{Load.of(run.setting)}: {said} ({', '.join([*waits, *failed])})"
+    if ended_early:
+        said = "ended early, no verdict"
+    elif None in waits_s.values() and not run.num_errors:
+        said = "no verdict"
+    return f"{Load.of(run.setting)}: {said} ({', '.join(told)})"
+
+
+def _told(wait_s: float | None) -> str:
+    return "not measured" if wait_s is None else f"{wait_s:,.3f} s"
 
 
 def _seconds(name: str, text: str) -> float:
@@ -93,13 +112,11 @@ def _seconds(name: str, text: str) -> float:
     except (ValueError, KeyError):
         raise ValueError(f"{name} must be a time such as 2 or 50ms, got {text!r}") from None
     if not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be above 0, got {text}")
+        raise ValueError(f"{name} must be above 0 and finite, got {text}")
     return value
 
 
-def _p95(name: str, run: RunResult) -> float:
-    found = MEASURES[name].of(run)
-    if found is None:
-        reason = "no turn returns from a tool" if name == "return" else "nothing of it was measured"
-        raise UsageError(f"There is no {MEASURES[name].label} to bound: {reason}.")
-    return found.p95
+def _p95(name: str, runs: Sequence[RunResult]) -> float | None:
+    found = [MEASURES[name].of(run) for run in runs]
+    known = [distribution.p95 for distribution in found if distribution is not None]
+    return fmean(known) if known and len(known) == len(found) else None

@@ -120,9 +120,9 @@ def _notes(num_jobs: int, num_seeds: int) -> list[str]:
             "which it is follows"
         ),
         (
-            f"{num_jobs} jobs a run: ASSUMED (there were {NUM_JOBS} traces of each kind; how many jobs a "
-            "point has is not published); in an overloaded queue delays grow with it: compare multiples, not "
-            "seconds"
+            f"{num_jobs} jobs a run, except in eight-turns (45 s of arrivals): ASSUMED (there were "
+            f"{NUM_JOBS} traces of each kind; how many jobs a point has is not published); in an overloaded "
+            "queue delays grow with it: compare multiples, not seconds"
         ),
         "host memory: 200 GB per B200 and 100 GB per A100 as published, over the bytes of KV per token",
         (

@@ -54,15 +54,15 @@ def most_that_keep(keeps: Callable[[int], bool], first: int) -> int:
 def agents_at_slo(
     plan: SimulationPlan, policy: str, slo: Slo, first: int, seeds: Sequence[int], num_processes: int
 ) -> AgentsAtSlo:
-    """Searches in a closed loop: an agent begins its next job when one has ended. ``plan.num_jobs``: jobs of
-    each run; None: ``JOBS_PER_AGENT`` for each agent. UsageError if the SLO bounds what no job has."""
+    """Searches in a closed loop: an agent begins its next job when one has ended. UsageError if the SLO
+    bounds what no job has."""
     tried: dict[int, list[RunResult]] = {}
 
     def keeps(agents: int) -> bool:
         print(f"{policy}: simulating {agents:,} agents at once", file=sys.stderr, flush=True)
-        num_jobs = plan.num_jobs or JOBS_PER_AGENT * agents
-        one = replace(plan, num_jobs=num_jobs, concurrency=agents)
+        one = replace(plan, num_jobs=JOBS_PER_AGENT * agents, concurrency=agents)
         tried[agents] = simulate(one, grid([policy], [None], seeds), num_processes)
+        slo.check_measured(tried[agents])
         return slo.is_kept(tried[agents])
 
     most = most_that_keep(keeps, first)
@@ -77,7 +77,7 @@ def render(found: Sequence[AgentsAtSlo], slo: Slo) -> str:
     for each in found:
         lines.append([each.policy, _most(each.agents), *blank, "", ""])
         for agents, runs in each.tried.items():
-            waits = (f"{wait_s:,.3f}" for wait_s in slo.waits_s(runs).values())
+            waits = (f"{wait_s:,.3f}" for wait_s in slo.waits_s(runs).values() if wait_s is not None)
             verdict = "kept" if slo.is_kept(runs) else "broken"
             lines.append(["", f"{agents:,}", *waits, _jobs_per_hour(runs), verdict])
     text = aligned(lines, gap="  ")

@@ -23,7 +23,7 @@ from eval.sim.agents import render as render_agents
 from eval.sim.drafts import read_draft_counts
 from eval.sim.hardware import GPUS
 from eval.sim.models import MODELS
-from eval.sim.replicas.make import EXACT, REPLICA_MODELS
+from eval.sim.replicas.make import EXACT, REPLICA_MODELS, check_replica_model
 from eval.sim.replicas.router import ROUTERS
 from eval.sim.sim_config import KV_TRANSFER_GB_S
 from eval.sim.simulate import Hardware, SimulationPlan, grid, simulate
@@ -36,7 +36,7 @@ HELP_WIDTH = 98
 _NOT_ASKED = ("--json", "--html", "--trace", "--processes")
 _OF_PRESETS = ("--model", "--gpu", "--tensor-parallel", "--dtype", "--gpu-memory-utilization")
 """Flags that a measured profile makes ineffective."""
-_OF_ONE_LOAD = ("--rate", "--arrivals", "--burstiness", "--trace")
+_OF_ONE_LOAD = ("--rate", "--arrivals", "--burstiness", "--jobs", "--trace")
 _OF_PREFILL_REPLICAS = ("--prefill-above", "--kv-transfer-gb-s")
 
 
@@ -241,7 +241,7 @@ def _add_output_flags(group: argparse._ArgumentGroup) -> None:
         metavar="NAME=TIME[,...]",
         help="Find the most agents at once with which p95 of these times keeps its bound: first (TTFT of "
         "first turns, --ttft-limit-s unless given), return (TTFT of returning turns), tpot (time per output "
-        "token), such as return=2,tpot=50ms; --concurrency is the number that is tried first",
+        "token), such as return=2,tpot=50ms; each agent runs three jobs, and --concurrency is tried first",
     )
     add("--first-seed", type=int, default=0, metavar="N", help="First of these seeds")
     add(
@@ -356,6 +356,8 @@ def _search(
         if flag in given_flags(arguments):
             raise UsageError(f"{flag} has no effect with --slo, which searches for a number of agents.")
     plan = replace(plan, arrivals=ArrivalKind.CLOSED)
+    for policy in parse_policies(arguments.policies):
+        check_replica_model(plan.config(), policy)  # before a search of minutes
     objective = arguments.slo.with_first(arguments.ttft_limit_s)
     first = arguments.concurrency or FIRST
     found = [agents_at_slo(plan, policy, objective, first, seeds, arguments.processes) for policy in policies]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from eval.errors import WorkloadError
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from eval.workloads.sampling import NO_LIMITS, JobLimits, Sample, limited
 
@@ -30,6 +31,10 @@ class EightTurnWorkload:
         numbers = range(num_jobs or NUM_JOBS)
         jobs = [Job(job_id=f"job-{number}", source=EIGHT_TURNS, turns=turns) for number in numbers]
         within = limited(jobs, limits)
+        if not within.jobs:
+            raise WorkloadError(
+                f"The limits leave no job of {EIGHT_TURNS}: its prompts are up to 13,193 tokens."
+            )
         return Sample(within.jobs, [*self.notes, *within.notes])
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.core_group.merged_answers import merge_answers
 from engine.records.capacity import Capacity, merged, num_that_fit
 
 
@@ -26,6 +28,7 @@ def test_the_time_that_needs_most_decides() -> None:
     assert num_that_fit(100, [10, 20], [30.0, 60.0]) == 1
     assert num_that_fit(100, [10, 20], [30.0, 0.0]) == 3
     assert num_that_fit(100, [150, 20], [30.0, 60.0]) == 0
+    assert num_that_fit(10, [5, 20], [3.0, 5e-324]) == 1
 
 
 def test_what_is_not_known_is_not_zero() -> None:
@@ -53,3 +56,10 @@ def test_a_group_is_never_told_less_than_its_cores_know(cores: list[Capacity]) -
     known = [each.jobs_that_fit for each in cores if each.jobs_that_fit is not None]
     assert (together.jobs_that_fit or 0) >= sum(known)
     assert merged(cores[:1]).jobs_that_fit == cores[0].jobs_that_fit
+
+
+def test_a_group_whose_policy_knows_no_jobs_has_no_capacity() -> None:
+    """Its cores answer None; cores that know answer with numbers, as plain types."""
+    assert merge_answers("capacity", [None, None], ()) is None
+    told = [msgspec.to_builtins(core([20.0, 25.0], [10, 20])) for _ in range(2)]
+    assert msgspec.convert(merge_answers("capacity", told, ()), Capacity).usable_blocks == 200

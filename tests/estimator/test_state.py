@@ -211,13 +211,13 @@ def test_how_contexts_grow_survives_too() -> None:
         assert ours == theirs
 
 
-@pytest.mark.parametrize("wrong", [[1.0], [1.0, -2.0], [1.0, "many"]])
+@pytest.mark.parametrize("wrong", [[1.0], [1.0, -2.0], [1.0, "many"], [1e-300, 1.0]])
 def test_growth_that_is_damaged_is_refused(wrong: list[object]) -> None:
-    """Each number of a turn needs its counts, none below 0."""
+    """Each number of a turn needs its counts, none below 0, and turns add no more than a context has."""
     learned = Tenants()
     learned.growth.followed(Kind(None, None), 1, 10)
     learned.growth.followed(Kind(None, None), 2, 10)
     state = msgspec.json.decode(snapshot(learned))
     state["growth"][0][3] = wrong
-    with pytest.raises(EstimatorStateError, match="damaged"):
+    with pytest.raises(EstimatorStateError, match=r"damaged|turns add more than 100,000,000 tokens each"):
         restore(msgspec.json.encode(state))

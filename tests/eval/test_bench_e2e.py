@@ -116,13 +116,34 @@ def test_loads_are_run_one_after_another_and_held_to_an_slo(
         assert ("kept" in line) == (p95 <= 0.05)
 
 
+def test_without_answers_there_is_no_verdict(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server's refusals are printed, and the exit code is that of failed turns."""
+    given = [
+        "--workload",
+        "synthetic",
+        "--jobs",
+        "1",
+        "--max-turns",
+        "2",
+        "--extra-body",
+        '{"temperature": -5}',
+    ]
+    assert main(["bench", "--base-url", server, *given, "--slo", "return=1"]) == 1
+    printed = capsys.readouterr()
+    assert "temperature" in printed.err
+    (line,) = (line for line in printed.out.splitlines() if line.startswith("  all jobs at once: "))
+    assert line.startswith("  all jobs at once: broken (first not measured, return not measured, ")
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
         (["--slo", "p99=2"], "argument --slo: 'p99' is none of first, return, tpot"),
         (["--concurrency", "2,2"], "argument --concurrency: has a number twice: 2,2"),
+        (["--concurrency", "2,all"], "argument --concurrency: must be whole numbers or all, got '2,all'"),
+        (["--rate", "1,2"], "Several loads need --reset-prefix-cache"),
         (
-            ["--rate", "1,2", "--records", "x"],
+            ["--rate", "1,2", "--reset-prefix-cache", "--records", "x"],
             "--records has the turns of a single run, but 2 were requested.",
         ),
     ],

@@ -83,6 +83,7 @@ def _check(setting: Setting) -> None:
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)
     engine_config(parser.parse_args(["model", *setting.serve_flags]))
+    engine_config(parser.parse_args(["model", *COMMON, *setting.computes_for]))
 
 
 def _draw(random: Random, folder: Path) -> Setting:
@@ -182,8 +183,9 @@ def play(
         if setting.computes_for:
             flags.append(((*COMMON, *setting.computes_for), 1))
         servers = []
-        for each, num_cores in flags:
-            server = closing.enter_context(running_server(world.folders[0], *each, log=base / "log"))
+        for number, (each, num_cores) in enumerate(flags):
+            log = base / ("log" if number == 0 else "log of the other")
+            server = closing.enter_context(running_server(world.folders[0], *each, log=log))
             servers.append(Operated(server, world, world.folders[0], num_cores))
             closing.callback(servers[-1].close)
         to, *others = servers

@@ -82,7 +82,10 @@ class FinishedJob(msgspec.Struct, kw_only=True):
 @endpoint(router, "GET", "/v1/capacity")
 async def show_capacity(request: Request) -> Response:
     """Shows how many more jobs like the recent ones fit now, and what begun jobs are expected to need."""
-    return json_response(await _engine_with_jobs(request).capacity())
+    capacity = await _engine_with_jobs(request).capacity()
+    if capacity is None:
+        raise HTTPException(501, "The scheduling policy does not tell how many jobs fit.")
+    return json_response(capacity)
 
 
 @endpoint(router, "GET", "/v1/jobs")

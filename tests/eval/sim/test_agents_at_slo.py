@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from continuum.cli.main import main
 from eval.report.results import read_results
-from eval.report.slo import Slo
+from eval.report.slo import Slo, verdict
 from eval.sim.agents import MAX_AGENTS, most_that_keep
+from tests.eval.hand_made import run
 
 WORKLOAD = ["--workload", "swe-bench:tokens=0.2", "--max-turns", "8", "--kv-tokens", "100000"]
 
@@ -65,13 +67,15 @@ def test_the_number_keeps_the_slo_and_a_tenth_more_breaks_it(
         (["--slo", "wait=2"], "argument --slo: 'wait' is none of first, return, tpot"),
         (["--slo", "return=2,return=3"], "argument --slo: return is there twice"),
         (["--slo", "return=soon"], "argument --slo: return must be a time such as 2 or 50ms, got 'soon'"),
-        (["--slo", "return=0"], "argument --slo: return must be above 0, got 0"),
-        (["--slo", "return=nan"], "argument --slo: return must be above 0, got nan"),
+        (["--slo", "return=0"], "argument --slo: return must be above 0 and finite, got 0"),
+        (["--slo", "return=nan"], "argument --slo: return must be above 0 and finite, got nan"),
         (
             ["--slo", "return=2", "--rate", "1"],
             "--rate has no effect with --slo, which searches for a number",
         ),
         (["--slo", "return=2", "--trace", "x"], "--trace has no effect with --slo"),
+        (["--slo", "return=2", "--jobs", "9"], "--jobs has no effect with --slo"),
+        (["--slo", "return=2", "--replica-model", "coarse"], "supports only the policy fcfs, not continuum"),
     ],
 )
 def test_what_cannot_be_searched_for_is_one_sentence(
@@ -96,3 +100,13 @@ def _code(command: list[str]) -> int | str | None:
 def test_times_have_units(text: str, bounds_s: dict[str, float]) -> None:
     """Seconds, unless they are given as ms."""
     assert Slo.parse(text).bounds_s == pytest.approx(bounds_s)
+
+
+def test_a_run_without_such_turns_has_no_verdict() -> None:
+    """Nor has one that ended early, whatever its turns waited."""
+    slo = Slo.parse("first=10, return=2")
+    answered = run("continuum", 10.0)
+    single = msgspec.structs.replace(answered, returning_ttft_s=None)
+    assert "no verdict" in verdict(slo, single)
+    assert "return not measured" in verdict(slo, single)
+    assert "ended early, no verdict" in verdict(slo, answered, ended_early=True)
