@@ -23,6 +23,7 @@ LONG = "the ledger says one thing and the account another " * 12
 CHAT, RESPONSES, CONVERSATIONS = "/v1/chat/completions", "/v1/responses", "/v1/conversations"
 
 FOR_OPERATORS = {
+    "/v1/capacity",
     "/load",
     "/reset_prefix_cache",
     "/reset_mm_cache",

@@ -79,7 +79,7 @@ class FinishedJob(msgspec.Struct, kw_only=True):
     finished: Literal[True] = True
 
 
-@endpoint(router, "GET", "/v1/capacity")
+@endpoint(router, "GET", "/v1/capacity", operators_only=True)
 async def show_capacity(request: Request) -> Response:
     """Shows how many more jobs like the recent ones fit now, and what begun jobs are expected to need."""
     capacity = await _engine_with_jobs(request).capacity()
