@@ -10,8 +10,10 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from estimator.kinds import Kind, forget_one
+
 MAX_KINDS = 256
-"""Maximum number of kinds; beyond it, the least recently seen kind is forgotten."""
+"""Maximum number of kinds; beyond it, one is forgotten (``forget_one``)."""
 MAX_TURNS = 128
 """Jobs with more turns grow like jobs with this many."""
 MAX_SEEN = 512.0
@@ -20,14 +22,6 @@ PRIOR_STRENGTH = 8.0
 """The mean of a tenant's jobs counts as much as this many observations of a kind."""
 PERIOD_SMOOTHING = 0.02
 """Weight of a new turn in the mean time between the ends of a job's turns."""
-
-
-class Kind(NamedTuple):
-    """Jobs of a tenant whose prompts begin alike."""
-
-    tenant: str | None
-    beginning: bytes | None
-    """The hash of the beginning; None for all jobs of the tenant."""
 
 
 class Next(NamedTuple):
@@ -125,7 +119,7 @@ class Growth:
     def _turns(self, kind: Kind, number: int) -> Iterator[TurnCounts]:
         for each in _levels(kind):
             if each not in self.kinds and len(self.kinds) >= MAX_KINDS:
-                self.kinds.popitem(last=False)
+                forget_one(self.kinds)
             turns = self.kinds.setdefault(each, {})
             self.kinds.move_to_end(each)
             yield turns.setdefault(min(number, MAX_TURNS), TurnCounts())

@@ -15,7 +15,8 @@ import msgspec
 
 from estimator.credibility import MIN_JUDGED, STRENGTHS, Credibility
 from estimator.durations import DurationEstimator, DurationHistogram
-from estimator.growth import MAX_KINDS, MAX_TURNS, Counts, Growth, Kind, TurnCounts
+from estimator.growth import MAX_KINDS, MAX_TURNS, Counts, Growth, TurnCounts
+from estimator.kinds import Kind
 from estimator.learned.duration_model import DurationModel, check_durations
 from estimator.learned.work_model import WorkModel, check_model
 from estimator.tenants import LENT, Learned, Tenants

@@ -97,6 +97,7 @@ BOUNDS = {
     "trees.MAX_NODES": "memory; ten times what the trainer makes",
     "trees.MAX_TOOLS": "likewise",
     "trees.LEAF": "format",
+    "state.MAX_TOKENS": "a check of a file; a hundred times any context",
     "work_model.MODEL_VERSION": "format",
     "work_trainer.MIN_JOBS": "a model of fewer would not be believed",
     "work_trainer.NUM_TOOLS": "what a trainer tries is judged by folds before it is believed",

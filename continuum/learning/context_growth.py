@@ -6,7 +6,8 @@ from continuum.jobs.branches import BranchEnd, BranchListener
 from continuum.jobs.job import BranchTip, Job, Turn
 from continuum.learning.tool_stats import ToolStats
 from engine.core.policy import PolicyContext
-from estimator.growth import Growth, Kind, what_follows
+from estimator.growth import Growth, what_follows
+from estimator.kinds import Kind
 
 MAX_AHEAD = 32
 """Turns that are looked ahead."""

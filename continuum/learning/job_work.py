@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from continuum.jobs.branches import BranchListener
 from continuum.jobs.job import BranchTip, Job, Turn
 from continuum.learning.remaining_work import RemainingWork
 from continuum.learning.work_forecast import WorkForecast
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
+from estimator.kinds import Kind
 from estimator.learned.work_model import WorkModel
 
 
@@ -75,6 +74,6 @@ def kind_of(request: Request, num_blocks: int) -> BlockHash | None:
     return request.block_hashes[num_blocks - 1] if 0 < num_blocks <= len(request.block_hashes) else None
 
 
-def kind_name(job: Job) -> Hashable | None:
+def kind_name(job: Job) -> Kind | None:
     """The name of the job's kind. Equal prompts of two tenants are two kinds."""
-    return None if job.kind is None else (job.tenant, job.kind)
+    return None if job.kind is None else Kind(job.tenant, job.kind)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable
 
 from continuum.learning.program_stats import Memoryfulness
+from estimator.kinds import Kind, forget_one
 from estimator.rate_belief import RateGroup, exposures_per_end
 
 MAX_KINDS = 256
-"""Maximum number of kinds; beyond it, the least recently seen kind is forgotten."""
+"""Maximum number of kinds; beyond it, one is forgotten (``forget_one``)."""
 MAX_ENDS = 256.0
 """When this many jobs of a kind have ended, its counts are halved, so that old jobs count less."""
 MAX_TURNS = 4096.0
@@ -103,29 +103,28 @@ class WorkForecast:
         self.lengths = Memoryfulness()
         """How well the turns that a job has had predict its remaining turns."""
         self.num_lessons = 0
-        self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
+        self._kinds: OrderedDict[Kind, _Kind] = OrderedDict()
         self._first_ones = _Kind(0.0)
         self._usual_s = self._usual_tokens = 0.0
         """Means over all jobs: seconds of service, and tokens in the first prompt."""
         self._num_turns = self._num_until_update = 0.0
 
-    def course(self, name: Hashable | None, num_tokens: int) -> JobCourse:
+    def course(self, name: Kind | None, num_tokens: int) -> JobCourse:
         """Returns the course of a new job whose first prompt has this many tokens. ``name`` is None if its
         kind is not known."""
-        kind = self._kinds.get(name)
-        if kind is not None:
+        kind = self._first_ones
+        if name is not None and name in self._kinds:
+            kind = self._kinds[name]
             self._kinds.move_to_end(name)
-        else:
-            if name is not None:
-                self._remember(name, num_tokens)
-            kind = self._first_ones
+        elif name is not None:
+            self._remember(name, num_tokens)
         kind.begin(num_tokens)
         return JobCourse(kind, self)
 
-    def excess_s(self, name: Hashable | None) -> float:
+    def excess_s(self, name: Kind | None) -> float:
         """The forecast for a request that may become a job, from which nothing is learned yet; 0 if its kind
         is not known."""
-        kind = self._kinds.get(name)
+        kind = None if name is None else self._kinds.get(name)
         return 0.0 if kind is None else kind.excess_s
 
     def count_turn(self) -> None:
@@ -136,13 +135,13 @@ class WorkForecast:
             self._learn()
             self._num_until_update = UPDATE_SHARE * self._num_turns
 
-    def _remember(self, name: Hashable, num_tokens: int) -> None:
+    def _remember(self, name: Kind, num_tokens: int) -> None:
         """Adds a kind. Until the next update only the size of its first prompt distinguishes it from
         others."""
         excess_s = self._usual_s * (num_tokens / self._usual_tokens - 1) if self._usual_tokens else 0.0
         self._kinds[name] = _Kind(excess_s)
         if len(self._kinds) > MAX_KINDS:
-            self._kinds.popitem(last=False)
+            forget_one(self._kinds)
 
     def _learn(self) -> None:
         self.num_lessons += 1

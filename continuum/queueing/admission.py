@@ -186,19 +186,27 @@ class WorkingSet(BranchListener):
         both = zip(usual, blocks, strict=True)
         self._usual = tuple(mean + USUAL_SMOOTHING * (own - mean) for mean, own in both)
 
+    @property
+    def num_that_fit(self) -> int | None:
+        """How many more jobs like those that began recently may begin now; None before any began."""
+        return num_that_fit(self.num_usable_blocks, self._needed_by_all(), self._usual)
+
     def capacity(self) -> Capacity:
         """What begun jobs are expected to need, and how many more fit."""
-        needed = NOTHING
-        for blocks in self._needed.values():
-            needed = _plus(needed, blocks)
         return Capacity(
-            jobs_that_fit=num_that_fit(self.num_usable_blocks, needed, self._usual),
+            jobs_that_fit=self.num_that_fit,
             waiting_jobs=len(self._parked),
             usable_blocks=self.num_usable_blocks,
             ahead_s=list(self._growth.times_s()),
-            needed_blocks=list(needed),
+            needed_blocks=list(self._needed_by_all()),
             usual_blocks=None if self._usual is None else list(self._usual),
         )
+
+    def _needed_by_all(self) -> Blocks:
+        needed = NOTHING
+        for blocks in self._needed.values():
+            needed = _plus(needed, blocks)
+        return needed
 
     def went(self, request: Request) -> None:
         self._unpark(request.request_id)

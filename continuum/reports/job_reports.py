@@ -36,7 +36,7 @@ class JobReports:
         self._block_size = block_size
 
     def take_job_stats(self) -> JobStats:
-        return self._tally.take(self._jobs.num_established, self._working_set.capacity().jobs_that_fit)
+        return self._tally.take(self._jobs.num_established, self._working_set.num_that_fit)
 
     def capacity(self) -> Capacity:
         return self._working_set.capacity()

@@ -33,7 +33,7 @@ from eval.report.results import (
     require_writable,
     write_results,
 )
-from eval.report.slo import Slo, slo, verdict
+from eval.report.slo import Slo, slo_argument, verdict
 from eval.report.tables import render_comparison
 from eval.say import say
 from eval.workloads.arrivals import ArrivalKind, Arrivals
@@ -187,7 +187,7 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
     add("--name", default="result", help="Name of the run in reports")
     add(
         "--slo",
-        type=slo,
+        type=slo_argument,
         metavar="NAME=TIME[,...]",
         help="Report which runs keep p95 of these times within their bounds: first (TTFT of first turns, "
         f"{TTFT_LIMIT_S:g} s unless given), return (TTFT of returning turns), tpot (time per output token), "
@@ -227,7 +227,7 @@ def _concurrencies(text: str) -> list[int | None]:
     return [*counts]
 
 
-def _options(arguments: argparse.Namespace) -> BenchOptions:
+def _options(arguments: argparse.Namespace, arrivals: Arrivals) -> BenchOptions:
     if arguments.resume and arguments.records is None:
         raise UsageError("--resume needs --records, the file to resume from.")
     return BenchOptions(
@@ -248,7 +248,7 @@ def _options(arguments: argparse.Namespace) -> BenchOptions:
         calls=arguments.calls,
         seed=arguments.seed or 0,
         token_ids=arguments.token_ids,
-        arrivals=_arrivals(arguments)[0],
+        arrivals=arrivals,
         warmup_jobs=arguments.warmup_jobs or 0,
         warmup_s=arguments.warmup_s or 0.0,
         server_type=SERVER_TYPES.get(arguments.server),
@@ -300,7 +300,7 @@ def run(arguments: argparse.Namespace) -> int:
         files = [read_results(arguments.against)]
         names = [arguments.against.stem]
     loads = _arrivals(arguments)
-    runs = _run_all(_options(arguments), loads)
+    runs = _run_all(_options(arguments, loads[0]), loads)
     results = [run.result for run in runs]
     files.append(ResultFile(title=arguments.name, command=_command(arguments), runs=results))
     names.append("now")

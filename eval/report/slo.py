@@ -77,7 +77,7 @@ class Slo:
         return f"p95 of {', and of '.join(bounds)}"
 
 
-def slo(text: str) -> Slo:
+def slo_argument(text: str) -> Slo:
     """The type of ``--slo``."""
     try:
         return Slo.parse(text)
@@ -89,7 +89,7 @@ def verdict(slo: Slo, run: RunResult, *, ended_early: bool = False) -> str:
     """One line on a run: its load, whether it kept the SLO, and its waits. There is no verdict on a run that
     ended early or lacks turns that the SLO bounds."""
     waits_s = slo.waits_s([run])
-    told = [f"{name} {_told(wait_s)}" for name, wait_s in waits_s.items()]
+    told = [f"{name} {seconds_or_not(wait_s)}" for name, wait_s in waits_s.items()]
     if run.num_errors:
         told.append(f"{run.num_errors:,} turns failed")
     said = "kept" if slo.is_kept([run]) else "broken"
@@ -100,7 +100,7 @@ def verdict(slo: Slo, run: RunResult, *, ended_early: bool = False) -> str:
     return f"{Load.of(run.setting)}: {said} ({', '.join(told)})"
 
 
-def _told(wait_s: float | None) -> str:
+def seconds_or_not(wait_s: float | None) -> str:
     return "not measured" if wait_s is None else f"{wait_s:,.3f} s"
 
 

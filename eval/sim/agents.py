@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from eval.report.metrics import RunResult
-from eval.report.slo import Slo
+from eval.report.slo import Slo, seconds_or_not
 from eval.report.tables import aligned, notes_of
 from eval.sim.simulate import SimulationPlan, grid, simulate
 
@@ -73,11 +73,11 @@ def render(found: Sequence[AgentsAtSlo], slo: Slo) -> str:
     """A line for each policy, then one for each number of its agents that was tried, then the notes."""
     blank = [""] * len(slo.bounds_s)
     lines = [["policy", "agents", *slo.bounds_s, "jobs/h", ""]]
-    lines.append(["", "", *["p95, s" for _ in blank], "", ""])
+    lines.append(["", "", *["p95" for _ in blank], "", ""])
     for each in found:
         lines.append([each.policy, _most(each.agents), *blank, "", ""])
         for agents, runs in each.tried.items():
-            waits = (f"{wait_s:,.3f}" for wait_s in slo.waits_s(runs).values() if wait_s is not None)
+            waits = map(seconds_or_not, slo.waits_s(runs).values())
             verdict = "kept" if slo.is_kept(runs) else "broken"
             lines.append(["", f"{agents:,}", *waits, _jobs_per_hour(runs), verdict])
     text = aligned(lines, gap="  ")

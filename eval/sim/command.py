@@ -16,7 +16,7 @@ from eval.errors import UsageError
 from eval.report.html_report import require_plotly, write_html
 from eval.report.metrics import TTFT_LIMIT_S, RunResult
 from eval.report.results import ResultFile, require_own_files, require_writable, write_results
-from eval.report.slo import slo
+from eval.report.slo import slo_argument
 from eval.report.tables import render
 from eval.sim.agents import FIRST, agents_at_slo
 from eval.sim.agents import render as render_agents
@@ -37,6 +37,7 @@ _NOT_ASKED = ("--json", "--html", "--trace", "--processes")
 _OF_PRESETS = ("--model", "--gpu", "--tensor-parallel", "--dtype", "--gpu-memory-utilization")
 """Flags that a measured profile makes ineffective."""
 _OF_ONE_LOAD = ("--rate", "--arrivals", "--burstiness", "--jobs", "--trace")
+"""Flags that a search for a number of agents makes ineffective."""
 _OF_PREFILL_REPLICAS = ("--prefill-above", "--kv-transfer-gb-s")
 
 
@@ -237,7 +238,7 @@ def _add_output_flags(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--slo",
-        type=slo,
+        type=slo_argument,
         metavar="NAME=TIME[,...]",
         help="Find the most agents at once with which p95 of these times keeps its bound: first (TTFT of "
         "first turns, --ttft-limit-s unless given), return (TTFT of returning turns), tpot (time per output "

@@ -24,7 +24,7 @@ from eval.workloads.mooncake import read_mooncake
 from eval.workloads.provenance import describe
 from eval.workloads.published import JobMaker, Preset, parse_preset
 from eval.workloads.recorded import read_recorded
-from eval.workloads.sampling import NO_LIMITS, JobLimits, Sample, draw, limited
+from eval.workloads.sampling import NO_LIMITS, JobLimits, Sample, draw, limited, nothing_left
 from eval.workloads.scheduler_trace import read_scheduler_trace
 from eval.workloads.synthetic import SyntheticConfig, make_jobs
 
@@ -71,7 +71,7 @@ class RecordedWorkload:
     def sample(self, num_jobs: int | None, seed: int | None, limits: JobLimits = NO_LIMITS) -> Sample:
         within = limited(self.jobs, limits)
         if not within.jobs:
-            raise _nothing_left(f"no job of {self.name}", within.notes)
+            raise nothing_left(f"no job of {self.name}", within.notes)
         drawn = draw(within.jobs, num_jobs, seed)
         return Sample(drawn.jobs, [*self.notes, *within.notes, *drawn.notes])
 
@@ -97,7 +97,7 @@ class PresetWorkload:
             kept.extend(limited(tried[-1:], limits).jobs)
             if len(kept) == wanted:
                 return Sample(kept, limited(tried, limits).notes)
-        raise _nothing_left(
+        raise nothing_left(
             f"only {len(kept)} of {len(tried)} jobs of {self.name}", limited(tried, limits).notes
         )
 
@@ -113,7 +113,7 @@ class TextWorkload:
         config = SyntheticConfig(num_jobs=num_jobs or NUM_SYNTHETIC_JOBS, seed=seed or 0)
         within = limited(make_jobs(config), limits)
         if not within.jobs:
-            raise _nothing_left(f"no job of {self.name}", within.notes)
+            raise nothing_left(f"no job of {self.name}", within.notes)
         return within
 
 
@@ -158,11 +158,6 @@ class MixedWorkload:
             if job.job_id in seen:
                 raise WorkloadError(f"The workload {self.name} has two jobs of the id {job.job_id}.")
             seen.add(job.job_id)
-
-
-def _nothing_left(what: str, notes: Sequence[str]) -> WorkloadError:
-    """Returns the error about the jobs that limits leave, with the notes on why."""
-    return WorkloadError(f"The limits leave {what}{''.join(f'; {note}' for note in notes)}.")
 
 
 def open_workload(name: str) -> Workload:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from eval.errors import WorkloadError
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
-from eval.workloads.sampling import NO_LIMITS, JobLimits, Sample, limited
+from eval.workloads.sampling import NO_LIMITS, JobLimits, Sample, limited, nothing_left
 
 EIGHT_TURNS = "eight-turns"
 """Name of the workload."""
@@ -32,9 +31,7 @@ class EightTurnWorkload:
         jobs = [Job(job_id=f"job-{number}", source=EIGHT_TURNS, turns=turns) for number in numbers]
         within = limited(jobs, limits)
         if not within.jobs:
-            raise WorkloadError(
-                f"The limits leave no job of {EIGHT_TURNS}: its prompts are up to 13,193 tokens."
-            )
+            raise nothing_left(f"no job of {EIGHT_TURNS}", within.notes)
         return Sample(within.jobs, [*self.notes, *within.notes])
 
 

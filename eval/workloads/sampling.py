@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from eval.errors import WorkloadError
 from eval.workloads.families import cut, families, without_jobs
 from eval.workloads.job import Job, Turn
 
@@ -169,3 +170,8 @@ def _copy(job: Job, again: int, shared: set[str], later_s: float) -> Job:
         block_scope=scope if scope is None or scope in shared else scope + mark,
         arrival_s=None if job.arrival_s is None else job.arrival_s + again * later_s,
     )
+
+
+def nothing_left(what: str, notes: Sequence[str]) -> WorkloadError:
+    """Returns the error about the jobs that limits leave, with the notes on why."""
+    return WorkloadError(f"The limits leave {what}{''.join(f'; {note}' for note in notes)}.")

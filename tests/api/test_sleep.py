@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from engine.errors import RequestError
 from engine.frontend.llm import LLM
@@ -197,8 +198,11 @@ def test_states_are_those_of_the_loaded_weights(family: str, tmp_path: Path) -> 
                 assert output.outputs[0].token_ids == reference.greedy(prompt, 8)
 
         check(old)
+        states: torch.Tensor = llm.engine._client.core._executor._backend._states.memory  # type: ignore[attr-defined]
+        held = states.count_nonzero()
         for level in (1, 2):
             llm.sleep(level=level)
+            assert states.count_nonzero() < held / 2, "all but the pages that they share is released"
             llm.wake_up()
             check(old)
         llm.update_weights(str(new))

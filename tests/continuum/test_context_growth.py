@@ -154,6 +154,16 @@ def test_kinds_are_bounded() -> None:
     assert history.growth.blocks(history.job("first"), 1, 1)[-1] < 90
 
 
+def test_a_tenant_with_many_kinds_displaces_its_own() -> None:
+    """What is known of another tenant's jobs stays."""
+    history = History(period_s=20.0)
+    for _ in range(40):
+        history.play("agent", [1, 100], tenant="quiet")
+    for number in range(2 * MAX_KINDS):
+        history.play(f"kind {number}", [1, 1], tenant="flood")
+    assert history.growth.blocks(history.job("agent", "quiet"), 1, 1)[-1] > 90
+
+
 def _agent(room: JobRoom, name: str, num_turns: int) -> None:
     """A job whose first prompt is one block, and which doubles with each turn."""
     prompt = [len(room.finished) + 1] * BLOCK

@@ -19,6 +19,7 @@ from engine.core.policy import PolicyContext
 from engine.core.request import Request
 from engine.records.messages import ToolCall, ToolGapStarted
 from engine.records.sampling_params import SamplingParams
+from estimator.kinds import Kind
 from eval.report.results import read_results
 from tests.core.engine_room import EngineRoom
 
@@ -26,9 +27,13 @@ TOKENS = 1000
 """Tokens of a job's first prompt, where size does not matter."""
 
 
+def of(name: str | None, tenant: str | None = None) -> Kind | None:
+    return None if name is None else Kind(tenant, name.encode())
+
+
 def _serve(forecast: WorkForecast, kind: str | None, num_turns: int, service_s: float = 1.0) -> JobCourse:
     """Runs a whole job to its end."""
-    course = forecast.course(kind, TOKENS)
+    course = forecast.course(of(kind), TOKENS)
     for _ in range(num_turns):
         course.begin_turn()
         course.end_turn(service_s)
@@ -47,14 +52,14 @@ def _short_and_long() -> WorkForecast:
 
 def test_nothing_is_forecast_before_anything_is_known() -> None:
     """Before anything is learned, jobs are ranked by arrival alone."""
-    assert WorkForecast().excess_s("new") == 0
+    assert WorkForecast().excess_s(of("new")) == 0
 
 
 def test_kinds_are_told_apart() -> None:
     """Forecasts differ by about as much as the kinds do."""
     forecast = _short_and_long()
-    assert forecast.excess_s("short") == pytest.approx(-5, rel=0.25)
-    assert forecast.excess_s("long") == pytest.approx(5, rel=0.25)
+    assert forecast.excess_s(of("short")) == pytest.approx(-5, rel=0.25)
+    assert forecast.excess_s(of("long")) == pytest.approx(5, rel=0.25)
 
 
 def test_where_all_are_of_one_kind_nobody_is_more_than_the_others() -> None:
@@ -75,7 +80,7 @@ def test_kinds_by_name_alone_are_alike() -> None:
     for number in range(40):
         for kind in "ab":
             _serve(forecast, kind, 3 + number % 5)
-    assert forecast.excess_s("a") == pytest.approx(forecast.excess_s("b"), abs=0.5)
+    assert forecast.excess_s(of("a")) == pytest.approx(forecast.excess_s(of("b")), abs=0.5)
 
 
 def test_kinds_with_large_prompts_are_more_work_before_any_job_has_ended() -> None:
@@ -83,16 +88,16 @@ def test_kinds_with_large_prompts_are_more_work_before_any_job_has_ended() -> No
     forecast = WorkForecast()
     for _ in range(3):
         for kind, num_tokens in (("small", 2_000), ("large", 40_000)):
-            course = forecast.course(kind, num_tokens)
+            course = forecast.course(of(kind), num_tokens)
             course.begin_turn()
             course.end_turn(5.0)
-    assert forecast.excess_s("small") < 0 < forecast.excess_s("large")
+    assert forecast.excess_s(of("small")) < 0 < forecast.excess_s(of("large"))
 
 
 def test_jobs_that_begin_like_no_other_are_alike() -> None:
     """Without distinguishing kinds jobs are equal, whatever their sizes: no seen feature separates them."""
     forecast = WorkForecast()
-    courses = [forecast.course(f"only once {number}", 1_000 * number) for number in range(1, 20)]
+    courses = [forecast.course(of(f"only once {number}"), 1_000 * number) for number in range(1, 20)]
     for course in courses:
         course.begin_turn()
         course.end_turn(4.0)
@@ -102,7 +107,9 @@ def test_jobs_that_begin_like_no_other_are_alike() -> None:
 def test_a_kind_that_was_never_seen_is_taken_for_the_usual_one() -> None:
     """A new kind ranks between the known ones."""
     forecast = _short_and_long()
-    assert forecast.excess_s("short") < forecast.excess_s("never seen") < forecast.excess_s("long")
+    assert (
+        forecast.excess_s(of("short")) < forecast.excess_s(of("never seen")) < forecast.excess_s(of("long"))
+    )
 
 
 def test_an_answer_that_was_not_the_last_is_taken_back() -> None:
@@ -110,15 +117,15 @@ def test_an_answer_that_was_not_the_last_is_taken_back() -> None:
     honest, hasty = WorkForecast(), WorkForecast()
     for _ in range(30):
         _serve(honest, "agent", 8)
-        course = hasty.course("agent", TOKENS)
+        course = hasty.course(of("agent"), TOKENS)
         for _ in range(8):
             course.begin_turn()
             course.end_turn(1.0)
             course.looks_finished()
         for forecast in (honest, hasty):
             _serve(forecast, "other", 2)
-    assert honest.excess_s("agent") > 2
-    assert hasty.excess_s("agent") == pytest.approx(honest.excess_s("agent"), rel=0.05)
+    assert honest.excess_s(of("agent")) > 2
+    assert hasty.excess_s(of("agent")) == pytest.approx(honest.excess_s(of("agent")), rel=0.05)
 
 
 _JOBS = st.lists(
@@ -138,16 +145,16 @@ def test_a_forecast_is_finite(jobs: list[tuple[str | None, int, float, int, bool
     """Whatever was learned, forecasts are finite, and constant between lessons."""
     forecast = WorkForecast()
     for kind, num_turns, service_s, num_tokens, ends in jobs:
-        course = forecast.course(kind, num_tokens)
+        course = forecast.course(of(kind), num_tokens)
         for _ in range(num_turns):
-            lessons, told = forecast.num_lessons, forecast.excess_s("a")
+            lessons, told = forecast.num_lessons, forecast.excess_s(of("a"))
             course.begin_turn()
             course.end_turn(service_s)
-            assert forecast.num_lessons > lessons or forecast.excess_s("a") == told
+            assert forecast.num_lessons > lessons or forecast.excess_s(of("a")) == told
         if ends:
             course.looks_finished()
         assert math.isfinite(course.excess_s)
-        assert math.isfinite(forecast.excess_s("b"))
+        assert math.isfinite(forecast.excess_s(of("b")))
 
 
 def test_kinds_are_bounded() -> None:
@@ -157,10 +164,24 @@ def test_kinds_are_bounded() -> None:
         _serve(forecast, "first", 30)
     _serve(forecast, "second", 1)
     _serve(forecast, "second", 1)
-    assert forecast.excess_s("first") > 0
+    assert forecast.excess_s(of("first")) > 0
     for number in range(MAX_KINDS):
         _serve(forecast, f"kind {number}", 1)
-    assert forecast.excess_s("first") == 0
+    assert forecast.excess_s(of("first")) == 0
+
+
+def test_a_tenant_with_many_kinds_displaces_its_own() -> None:
+    """Another tenant's kind stays known."""
+    forecast = WorkForecast()
+    for _ in range(40):
+        course = forecast.course(of("agent", "quiet"), TOKENS)
+        for _ in range(30):
+            course.begin_turn()
+            course.end_turn(1.0)
+        course.looks_finished()
+    for number in range(2 * MAX_KINDS):
+        forecast.course(of(f"kind {number}", "flood"), TOKENS)
+    assert forecast.excess_s(of("agent", "quiet")) > 0
 
 
 OPENINGS = {"short": [1] * 128, "long": [2] * 128}

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator.durations import DurationEstimator
-from estimator.growth import Kind, what_follows
+from estimator.growth import what_follows
+from estimator.kinds import Kind
 from estimator.state import (
     STATE_VERSION,
     EstimatorStateError,
@@ -206,6 +207,7 @@ def test_how_contexts_grow_survives_too() -> None:
         each.growth.turn_took(0.1)
     assert snapshot(restarted) == snapshot(running)
     assert restarted.growth.period_s == running.growth.period_s
+    assert msgspec.json.decode(snapshot(running))["version"] == STATE_VERSION, "it names a tenant"
     for kind, number in itertools.product((*kinds, Kind("eve", b"agent")), range(10)):
         ours, theirs = (what_follows(each.growth.counts_of(kind), number) for each in (running, restarted))
         assert ours == theirs

@@ -21,7 +21,6 @@ from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.loading.identity import Stamps
 from engine.worker.loading.loader import LoadedModel
 from engine.worker.lora.adapter_store import AdapterStore
-from engine.worker.memory import release_pages
 from engine.worker.model_states import use_again
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
@@ -52,7 +51,8 @@ class CPUBackend:
         ``drafter``: a drafter with weights, if there is one."""
         self._drafter = drafter
         self._adapters = adapters
-        self._resting = Resting(config, loaded, pool, group)
+        memories = [pool] if states is None else [pool, states.memory]
+        self._resting = Resting(config, loaded, memories, group)
         self._model_runner: ModelRunner | None = None
         self._states = states
         self._num_groups = num_groups(places)
@@ -101,8 +101,6 @@ class CPUBackend:
 
     def sleep(self, level: int) -> None:
         """See ``Resting``. Call ``check_alone`` first."""
-        if self._states is not None:
-            release_pages(self._states.memory)
         self._resting.sleep(level, self._take)
 
     def wake_up(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +34,13 @@ class Resting:
     """A model that can be dropped and loaded again. Call its methods while no step runs."""
 
     def __init__(
-        self, config: EngineConfig, loaded: LoadedModel, pool: torch.Tensor, group: TensorParallelGroup
+        self,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        memories: Sequence[torch.Tensor],
+        group: TensorParallelGroup,
     ) -> None:
+        """``memories``: what a sleep frees beside the weights: the KV pool, and that of states."""
         self._config = config
         self.options = config.model
         """The options of the served model: ``model`` is the folder of its weights."""
@@ -46,18 +51,19 @@ class Resting:
         self._vocab_size = loaded.vocab_size
         self._num_layers = loaded.model.num_layers
         self._dtype = loaded.dtype
-        self._pool = pool
+        self._memories = memories
         self._group = group
         self._has_weights = True
 
     def sleep(self, level: int, take: TakeModel) -> None:
-        """Free the KV pool's memory, and at level ``WEIGHTS_TOO`` that of the weights."""
-        release_pages(self._pool)
+        """Free the memory of KV and states, and at level ``WEIGHTS_TOO`` that of the weights."""
+        for memory in self._memories:
+            release_pages(memory)
         if level == WEIGHTS_TOO:
             self._drop(take)
 
     def wake_up(self, take: TakeModel) -> None:
-        """Load the weights if they were dropped; the KV pool's memory is allocated again at first use."""
+        """Load the weights if they were dropped; other memory is allocated again at first use."""
         if not self._has_weights:
             self._load(self.options, take)
 

@@ -72,7 +72,7 @@ def test_nor_with_a_host_tier(tmp_path: Path) -> None:
 
 
 @pytest.mark.shared
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(not AGENT_JOBS.exists(), reason="the recorded workloads are not here")
 def test_nor_on_recorded_jobs(tmp_path: Path) -> None:
     """The same holds with the tool times of real agents, over eight seeds: a seed's mean differs by up to
