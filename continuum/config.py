@@ -58,6 +58,9 @@ class ContinuumConfig(Tuning):
     max_silent_wait_s: float = 230.0
     """Aging of a request whose client receives nothing before the whole answer, in seconds: below the 300 s
     after which clients give up."""
+    max_first_wait_s: float | None = None
+    """A new job that is expected to wait longer than this many seconds before it begins is refused at
+    once; None: it waits."""
     learn_order: bool = True
     """Learn from ended jobs, in a separate process, how much work jobs still have."""
     infer_jobs: bool = True
@@ -78,6 +81,8 @@ class ContinuumConfig(Tuning):
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:  # NaN is refused too
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}.")
+        if self.max_first_wait_s is not None and not self.max_first_wait_s >= 0:
+            raise ConfigError(f"max_first_wait_s must not be negative, got {self.max_first_wait_s}.")
         for name in _FINITE:
             if getattr(self, name) == math.inf:
                 raise ConfigError(f"{name} must be finite, got inf.")

@@ -185,7 +185,7 @@ class ContinuumPolicy(SchedulingPolicy):
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
         turn = self._turns.get(request)
         self._revocation_rule.forget(request)
-        self._queue.admitted(request, turn)
+        self._queue.admitted(request, turn, now)
         if turn is None or turn.num_cached_tokens is not None:
             return ()
         turn.admitted(now)
@@ -259,6 +259,9 @@ class ContinuumPolicy(SchedulingPolicy):
         return self._learners.take_lesson()
 
     # ---- queue order ----
+
+    def late_by_s(self, request: Request, now: float) -> float | None:
+        return self._queue.late_by_s(request, now)
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         return self._queue.waiting_key(request, now)

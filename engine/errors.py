@@ -7,6 +7,7 @@ EngineError
 │   └── ContextLengthError the prompt does not fit the model               (HTTP 400)
 ├── EngineGenerateError    one request failed inside the engine            (HTTP 500)
 ├── TryAgainError          what the request needs was interrupted          (HTTP 503)
+├── TooLateError           a job would begin too late; says when to ask    (HTTP 429)
 └── EngineDeadError        the engine core process is gone                 (HTTP 503)
 """
 
@@ -43,6 +44,15 @@ class EngineGenerateError(EngineError):
 
 class TryAgainError(EngineError):
     """What the request needs was interrupted; the request is not to blame (HTTP 503)."""
+
+
+class TooLateError(EngineError):
+    """A new job is expected to begin later than it may."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        """``retry_after_s``: seconds after which it is expected to be in time."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class EngineDeadError(EngineError):

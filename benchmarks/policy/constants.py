@@ -69,6 +69,7 @@ WITH_RULE = {
 
 BOUNDS = {
     "config.max_jobs": "memory; a simulation has fewer",
+    "config.max_first_wait_s": "an operator's limit; none unless set",
     "config.max_silent_wait_s": "below the 300 s after which clients give up; a simulation's agents stream",
     "config.job_idle_s": "memory; longer than any recorded gap",
     "growth.MAX_KINDS": "memory",
@@ -79,6 +80,8 @@ BOUNDS = {
     "growth.PERIOD_SMOOTHING": "fifty turns: fewer are noise, more outlast a change of load",
     "context_growth.SHARES": "now, half way and the end; five times are no better, two let p99 double",
     "admission.USUAL_SMOOTHING": "a gauge, no decision",
+    "begin_rate.MEMORY": "twenty jobs: fewer are noise, more outlast a change of load",
+    "begin_rate.MIN_INTERVALS": "a prediction from fewer is noise; no job is refused by it",
     "answer_returns.PRIOR": "Jeffreys' prior",
     "ttl.HARDLY_EVER": "known after five answers that nothing followed",
     "answer_returns.MAX_ANSWERS": "how soon old answers are forgotten",

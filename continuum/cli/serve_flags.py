@@ -299,6 +299,13 @@ def _add_job_flags(group: FlagGroup) -> None:
         "SECONDS",
     )
     group.add(
+        "max_first_wait_s",
+        "Refuse a new job with HTTP 429 if it is expected to wait for longer than this before it begins, in "
+        "seconds (default: never)",
+        float,
+        "SECONDS",
+    )
+    group.add(
         "work_weight",
         "Weight of the predicted job length in the queue order: a job is ranked this many seconds later per "
         "second of work beyond the usual; 0: by age only",

@@ -76,8 +76,8 @@ class WorkingSet(BranchListener):
         """Needs by request id, of turns that are admitted or that wait to continue a branch."""
         self._awaited: dict[str, Need] = {}
         """Needs of expected turns, by the request id of the branch tip that each continues."""
-        self._parked: dict[str, str] = {}
-        """Tenants of parked requests, by request id."""
+        self._parked: dict[str, Request] = {}
+        """Parked requests by their ids."""
         self._num_parked: Counter[str] = Counter()
         self._needed: dict[int, Blocks] = {}
         """Expected blocks by job priority; priorities that need none are absent."""
@@ -133,12 +133,11 @@ class WorkingSet(BranchListener):
 
     def park(self, turn: Turn) -> bool:
         """Orders the request after all that may start; returns False if it was parked already."""
-        request_id = turn.request.request_id
-        tenant = turn.request.tenant
-        if request_id in self._parked:
+        request = turn.request
+        if request.request_id in self._parked:
             return False
-        self._parked[request_id] = tenant
-        self._num_parked[tenant] += 1
+        self._parked[request.request_id] = request
+        self._num_parked[request.tenant] += 1
         return True
 
     def parks(self, turn: Turn) -> bool:
@@ -149,10 +148,27 @@ class WorkingSet(BranchListener):
         self.park(turn)
         return True
 
+    @property
+    def num_parked(self) -> int:
+        """Number of new jobs that wait until they fit."""
+        return len(self._parked)
+
+    def is_parked(self, request: Request) -> bool:
+        return request.request_id in self._parked
+
+    def num_parked_before(self, request: Request) -> int:
+        """At most how many parked jobs begin before this one, which is parked and came last: those of its
+        tenant, as many of each other one, and none of a worse priority."""
+        parked = self._parked.values()
+        by_tenant = Counter(other.tenant for other in parked if other.priority <= request.priority)
+        num_own = by_tenant.pop(request.tenant) - 1
+        return num_own + sum(min(number, num_own + 1) for number in by_tenant.values())
+
     def _unpark(self, request_id: str) -> None:
-        tenant = self._parked.pop(request_id, None)
-        if tenant is None:
+        request = self._parked.pop(request_id, None)
+        if request is None:
             return
+        tenant = request.tenant
         self._num_parked[tenant] -= 1
         if not self._num_parked[tenant]:
             del self._num_parked[tenant]

@@ -10,6 +10,7 @@ from continuum.jobs.job import Turn
 from continuum.jobs.turns import Turns
 from continuum.queueing.admission import WorkingSet
 from continuum.queueing.aging import Aging
+from continuum.queueing.begin_rate import BeginRate
 from continuum.queueing.order import JobRanks, waiting_key
 from engine.core.policy import WaitingKey
 from engine.core.request import Request
@@ -39,6 +40,7 @@ class JobQueue:
         self._working_set = working_set
         self._aging = aging
         self._on_parked = on_parked
+        self._begin_rate = BeginRate()
         self._changed: list[Request] = []
         self._patience = Aging()
         """Later turns of jobs, until they have waited long enough to be ordered with warm turns."""
@@ -80,8 +82,10 @@ class JobQueue:
         requests."""
         self._changed.extend(turn.request for turn in turns if turn.num_cached_tokens is None)
 
-    def admitted(self, request: Request, turn: Turn | None) -> None:
+    def admitted(self, request: Request, turn: Turn | None, now: float) -> None:
         self._aging.admitted(request)
+        if self._working_set.is_parked(request):
+            self._begin_rate.begun(now)
         self._working_set.came(request, turn)
 
     def gone(self, request: Request) -> None:
@@ -119,9 +123,21 @@ class JobQueue:
         if turn is None or self._aging.is_overdue(request) or self._working_set.admits(turn, now):
             return True
         if self._working_set.park(turn):
+            if self._working_set.num_parked == 1:
+                self._begin_rate.wait_began()
             self._changed.append(request)
             self._on_parked(turn, self._working_set, now)
         return False
+
+    def late_by_s(self, request: Request, now: float) -> float | None:
+        """Seconds by which a new job, which has just come, is expected to begin later than it may; None if it
+        may be in time. Nothing is known of a job before which none waits."""
+        deadline_s = None if request.job is None else request.job.deadline_s
+        bounds_s = [bound for bound in (self._config.max_first_wait_s, deadline_s) if bound is not None]
+        if not bounds_s or not self._working_set.is_parked(request):
+            return None
+        wait_s = self._begin_rate.wait_s(self._working_set.num_parked_before(request))
+        return None if wait_s is None or wait_s <= min(bounds_s) else wait_s - min(bounds_s)
 
     def is_overdue(self, request: Request) -> bool:
         return self._aging.is_overdue(request)

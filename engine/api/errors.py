@@ -4,6 +4,7 @@ traceback."""
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -19,6 +20,7 @@ from engine.errors import (
     EngineDeadError,
     EngineError,
     RequestError,
+    TooLateError,
     TryAgainError,
 )
 
@@ -29,6 +31,8 @@ MAX_FIELD_CHARS = 200
 MAX_LISTED_FAULTS = 10
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 """OpenAI's error code, by which clients decide to shorten a conversation."""
+RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
+"""OpenAI's error code, on which clients send the request again after ``Retry-After``."""
 RETRY_AFTER_S = 1
 """``Retry-After`` if this server may accept the request soon, or another server may."""
 
@@ -42,6 +46,7 @@ _OPENAI_TYPES = {
     413: "RequestTooLargeError",
     415: "UnsupportedMediaTypeError",
     422: "UnprocessableEntityError",
+    429: "RateLimitError",
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
@@ -219,6 +224,8 @@ def explain(error: Exception) -> Failure:
             return _failure(503, str(error))
         case RequestTimeoutError():
             return _failure(504, str(error))
+        case TooLateError():
+            return _failure(429, str(error), code=RATE_LIMIT_EXCEEDED)
         case HTTPException():
             code = "invalid_api_key" if error.status_code == 401 else None
             return _failure(error.status_code, str(error.detail), code=code)
@@ -252,6 +259,8 @@ def _naming_the_field(failure: Failure) -> str:
 def _headers(error: Exception) -> Mapping[str, str] | None:
     if isinstance(error, OverloadedError | ServerClosingError):
         return {"Retry-After": str(RETRY_AFTER_S)}
+    if isinstance(error, TooLateError):
+        return {"Retry-After": str(math.ceil(error.retry_after_s))}
     return error.headers if isinstance(error, HTTPException) else None
 
 

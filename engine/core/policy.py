@@ -184,6 +184,11 @@ class QueuePolicy:
     def on_arrival(self, request: Request, now: float) -> None:
         """Called when a request has come in."""
 
+    def late_by_s(self, request: Request, now: float) -> float | None:
+        """Seconds by which a request that has just been queued is expected to start too late: it is then
+        refused. None: it may be in time. This changes nothing, since a replay does not ask."""
+        return None
+
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         """Place in the waiting queue, smaller first; ties keep arrival order. Called whenever the request is
         put there, and at no other time: a policy may note it."""

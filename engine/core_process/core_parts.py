@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,14 +16,16 @@ from engine.core.kv_cache.block_lives import BlockLifeWatch
 from engine.core.kv_cache.tiered_blocks import TieredBlocks
 from engine.core.offload.offloading_connector import OffloadingConnector
 from engine.core.policy import PolicyContext, PolicyFactory, SchedulingPolicy, fcfs
-from engine.core.request import Request
+from engine.core.request import Request, RequestStatus
 from engine.core.routed_experts import RoutedExpertsStore
 from engine.core.scheduler import Scheduler
+from engine.core.traced_scheduler import TracedScheduler
+from engine.core_process.core_part import CoreParts
 from engine.core_process.saved_prefixes import SavedPrefixes
 from engine.errors import ConfigError, RequestError
 from engine.executor import ModelInfo
 from engine.media.checks import check_pictures
-from engine.records.messages import EngineCoreRequest, EngineReady
+from engine.records.messages import EngineCoreOutput, EngineCoreRequest, EngineReady
 from engine.records.picture import PictureModel
 from engine.records.sampling_params import check_vocabulary
 from engine.tokenization.prompt_encoder import extreme_tokens
@@ -206,3 +209,22 @@ def check_request(message: EngineCoreRequest, ready: EngineReady) -> None:
     params.verify_vocabulary(ready.vocab_size)
     if params.max_tokens is None:
         raise RequestError("max_tokens is not set.", "max_tokens")
+
+
+def refuse_if_late(
+    request: Request, scheduler: Scheduler | TracedScheduler, parts: CoreParts, now: float
+) -> list[EngineCoreOutput]:
+    """End a request that has just been queued, if the policy expects it to start too late; returns its last
+    output, if so. Called under the core's lock."""
+    late_by_s = scheduler.policy.late_by_s(request, now)
+    if late_by_s is None:
+        return []
+    outputs = scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_ERROR, now)
+    for output in outputs:
+        output.late_by_s = late_by_s
+        output.stop_reason = (
+            f"The job is expected to begin {math.ceil(late_by_s)} s later than it may: memory is full, and "
+            "other jobs wait, too. Try again in that time."
+        )
+    parts.answered(outputs)
+    return outputs

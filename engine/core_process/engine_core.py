@@ -37,6 +37,7 @@ from engine.core_process.core_parts import (
     make_policy,
     make_scheduler,
     open_saved_prefixes,
+    refuse_if_late,
     scheduler_config,
 )
 from engine.core_process.drafting import make_drafting
@@ -176,9 +177,12 @@ class EngineCore:
     def _utilities(self) -> dict[str, Callable[..., Any]]:
         """All utilities by the names under which another process calls them."""
         watch = LiveFeed(self._untraced, self._tracer, self._clock, self._changed)
-        by_name = {**self.utilities.by_name(), **self._parts.utilities()}
-        by_name |= {"step_age_s": self.step_age_s, "watch": watch.watch, "unwatch": watch.leave}
-        return by_name
+        own: dict[str, Callable[..., Any]] = {
+            "step_age_s": self.step_age_s,
+            "watch": watch.watch,
+            "unwatch": watch.leave,
+        }
+        return {**self.utilities.by_name(), **self._parts.utilities(), **own}
 
     def _request_ended(self, request: Request, now: float) -> None:
         self._parts.request_ended(request, now)
@@ -213,16 +217,19 @@ class EngineCore:
             with self._changed:
                 if saved is not None and saved.saved is not looked_in:  # other weights have come since
                     request.kv_transfer = saved.find(request)
-                self.scheduler.add_request(request, self._clock.now())
+                now = self._clock.now()
+                self.scheduler.add_request(request, now)
                 self._parts.opened(message)
                 self._wake()
+                refused = refuse_if_late(request, self.scheduler, self._parts, now)
         except RequestError as error:
             return [failed_output(message.request_id, str(error))]
         except Exception as error:
             logger.exception("Adding request %s failed.", message.request_id)
             return [failed_output(message.request_id, f"The request could not be added: {error!r}.")]
-        self._grammars.compile(request)
-        return []
+        if not refused:
+            self._grammars.compile(request)
+        return refused
 
     def _queue_with(self, request: Request, grammar: TokenGrammar) -> None:
         """Queue a request whose grammar was compiled; called on any thread."""

@@ -17,7 +17,7 @@ from engine.clock import MonotonicClock
 from engine.config.engine_config import EngineConfig
 from engine.core.scheduler_report import SchedulerStatistics
 from engine.core_process.client_protocols import AsyncCoreClient, Delivery, EngineState
-from engine.errors import EngineDeadError, EngineGenerateError, RequestError
+from engine.errors import EngineDeadError, EngineGenerateError, RequestError, TooLateError
 from engine.frontend.engine_operations import EngineOperations
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor
 from engine.frontend.kv_transfer import KVTransferDoor
@@ -398,6 +398,8 @@ def _raise_if_failed(output: RequestOutput, params: SamplingParams) -> None:
             reason = str(completion.stop_reason or "The request failed inside the engine.")
             if reason in (GRAMMAR_LEFT, NOTHING_ALLOWED):
                 raise RequestError(reason, _limiting_field(params))
+            if output.late_by_s is not None:
+                raise TooLateError(reason, output.late_by_s)
             raise EngineGenerateError(reason)
 
 

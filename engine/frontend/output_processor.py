@@ -60,6 +60,7 @@ class RequestState:
     kv_transfer_params: dict[str, Any] | None = None
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     pooled: Pooled | None = None
+    late_by_s: float | None = None
     stream_interval: int = 1
     """Tokens per output after the first output, until the end."""
     num_told: int = 0
@@ -99,6 +100,7 @@ class RequestState:
             kv_transfer_params=self.kv_transfer_params,
             prompt_logprobs=self.prompt_logprobs if self.parent is None else self.parent.prompt_logprobs,
             pooled=self.pooled,
+            late_by_s=self.late_by_s,
         )
 
     def _is_due(self) -> bool:
@@ -289,6 +291,7 @@ class OutputProcessor:
             self._note_final_figures(state.stats, output)
             state.routed_experts = output.routed_experts
             state.pooled = output.pooled
+            state.late_by_s = output.late_by_s
             state.kv_transfer_params = self.kv_transfer.tell(output.kv_leased)
             self._finish(state, reason, timestamp, processed.iteration_stats)
         result = state.make_output(reason, stop_reason, output.receipt)

@@ -78,6 +78,8 @@ class RequestOutput:
     lease."""
     pooled: Pooled | None = None
     """The output of a pooling model."""
+    late_by_s: float | None = None
+    """The request was refused: it is expected to start this many seconds too late."""
 
     def merge(self, later: RequestOutput, *, delta: bool) -> None:
         """Merges a later output of the same request, for a slow consumer."""
@@ -90,6 +92,7 @@ class RequestOutput:
         self.kv_transfer_params = later.kv_transfer_params
         self.prompt_logprobs = later.prompt_logprobs or self.prompt_logprobs
         self.pooled = later.pooled
+        self.late_by_s = later.late_by_s
 
     def _merge_completion(self, later: CompletionOutput, delta: bool) -> None:
         for position, earlier in enumerate(self.outputs):

@@ -34,7 +34,7 @@ PIN_ENDS = tuple(map(str, PinEnd))
 VIEWERS = gauge("continuum:dashboard_viewers", "Viewers of /dashboard.")
 REJECTIONS = counter(
     "vllm:admission_rejections",
-    "Requests refused with 503, by the limit that was reached.",
+    "Requests refused with 503 or 429, by the limit that was reached.",
     label="reason",
     of_server=True,
 )

@@ -369,6 +369,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     routed_experts: RoutedExperts | None = None
     kv_leased: KVLeased | None = None
     pooled: Pooled | None = None
+    late_by_s: float | None = None
+    """The request was refused: it is expected to start this many seconds too late."""
 
     @property
     def finished(self) -> bool:

@@ -178,7 +178,8 @@ def test_jobs_are_listed_newest_first(http: httpx.Client) -> None:
 
 
 def test_how_many_more_jobs_fit_is_told(http: httpx.Client) -> None:
-    """The number is that of ``/metrics``; it follows from the needs and the blocks that are told with it."""
+    """It follows from the needs and the blocks that are reported with it; each core of a group rounds its own
+    part down."""
     ask(http, [user("capacity")], job_id="capacity")
     told = http.get("/v1/capacity").json()
     assert told["object"] == "capacity"
@@ -187,7 +188,8 @@ def test_how_many_more_jobs_fit_is_told(http: httpx.Client) -> None:
     assert len(told["ahead_s"]) == len(told["needed_blocks"]) == len(told["usual_blocks"])
     left = [told["usable_blocks"] - needed for needed in told["needed_blocks"]]
     fits = min(blocks / usual for blocks, usual in zip(left, told["usual_blocks"], strict=True) if usual)
-    assert told["jobs_that_fit"] == int(fits) > 0
+    assert int(fits) - 1 <= told["jobs_that_fit"] <= int(fits)
+    assert told["jobs_that_fit"] > 0
 
 
 @pytest.mark.parametrize("limit", ["0", "1001", "-1", "x", "1e3", "9" * 5000, ""])

@@ -11,7 +11,7 @@ from time import time
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace as changed
 
-from engine.api.errors import CONTEXT_LENGTH_EXCEEDED, explain
+from engine.api.errors import CONTEXT_LENGTH_EXCEEDED, RATE_LIMIT_EXCEEDED, explain
 from engine.api.http.streams import begun
 from engine.api.openai.bodies import ChatTokenLogprob
 from engine.api.openai.logprobs import chat_logprobs
@@ -50,7 +50,7 @@ from engine.api.service.model import Model
 from engine.api.turn.answer_reader import AnswerOutput
 from engine.api.turn.conversation import ContinuedPrompt, Conversation
 from engine.api.turn.conversation_turn import ConversationTurn, TurnOutput
-from engine.errors import ContextLengthError, RequestError
+from engine.errors import ContextLengthError, RequestError, TooLateError
 from engine.records.messages import TurnReceipt
 from engine.records.sampling_params import RequestOutputKind
 
@@ -446,4 +446,6 @@ def _error_code(error: Exception, status: int) -> str:
     """OpenAI's error code, from which clients decide whether to retry."""
     if isinstance(error, ContextLengthError):
         return CONTEXT_LENGTH_EXCEEDED
+    if isinstance(error, TooLateError):
+        return RATE_LIMIT_EXCEEDED
     return "invalid_prompt" if status < 500 else "server_error"

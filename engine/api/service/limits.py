@@ -81,6 +81,10 @@ class Admission:
         tenant = "" if job is None else job.tenant or ""
         return NAMED_SHARES + crc32(tenant.encode(errors="replace")) % OTHER_SHARES
 
+    def note_too_late(self) -> None:
+        """Counts a request that the engine refused because it would begin too late."""
+        self._on_rejection("max_first_wait_s")
+
     def acquire_tokens(self, number: int, share: int) -> None:
         """Counts prompt tokens; OverloadedError if they exceed the limit together with those of others."""
         self._acquire(Tally.QUEUED_TOKENS, share, number)
@@ -127,6 +131,10 @@ class Permit:
     def age_s(self) -> float:
         """Seconds since the body was admitted, before its prompt was made."""
         return time.monotonic() - self._since
+
+    def note_too_late(self) -> None:
+        """See ``Admission.note_too_late``."""
+        self._admission.note_too_late()
 
     def prefill(self, num_tokens: int) -> PrefillPermit:
         """Admits a prompt of this many tokens; OverloadedError beyond the limit."""

@@ -15,7 +15,7 @@ import msgspec
 from engine.api.errors import RequestTimeoutError, ServerClosingError
 from engine.api.processes.shared_load import SharedLoad, Tally
 from engine.api.service.limits import Permit
-from engine.errors import EngineDeadError
+from engine.errors import EngineDeadError, TooLateError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.request_output import RequestOutput
 from engine.records.messages import RequestContext, ToolCall, TurnReceipt
@@ -46,7 +46,8 @@ class Generation:
         on_accepted: Callable[[], None] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields the engine's outputs. OverloadedError if too many prompt tokens wait already;
-        ServerClosingError or RequestTimeoutError if the request was ended."""
+        ServerClosingError or RequestTimeoutError if the request was ended; TooLateError if it begins a job
+        that would begin too late."""
         if self._ended:
             raise ServerClosingError
         prefill = permit.prefill(len(prompt_token_ids))
@@ -64,6 +65,9 @@ class Generation:
                         if answer.finish_reason == "abort":
                             raise self._why_ended(request_id)
                     yield output
+        except TooLateError:
+            permit.note_too_late()
+            raise
         finally:
             prefill.done()
             self._board.add(Tally.LIVE, -1)
