@@ -258,24 +258,45 @@ _BFCL_OFFLOAD = (
 )
 _STEPS = (("fixed-ttl:2", "program-fcfs"), (RULE, "fixed-ttl:2"))
 
-_STUDY = PublishedEngine(
-    Path(__file__).with_name("eight-turns-h100.json"), kv_tokens=434_000, step_tokens=8192, max_num_seqs=1024
+_STUDY_KV_TOKENS = {"h100": 434_000, "h200": 868_000}
+_STUDY = (
+    "hungchun0201/agentic-ai-survey, bottleneck analysis 1.3, with its own line of an H100's step times; "
+    "ASSUMED: 45 s of arrivals, which fit all its seconds of vLLM at once, vLLM's sizes of a step, and the "
+    "same step times for an H200, which computes as fast (its own line for that makes vLLM 1.4 to 1.8x slow)"
 )
 
 
-def _eight_turns(jobs_per_s: float, vllm: float, preview: float) -> Setting:
+def _eight_turns(gpu: str, jobs_per_s: float, *published: Published, host_gb: float = 0.0) -> Setting:
+    engine = PublishedEngine(
+        Path(__file__).with_name("eight-turns-h100.json"),
+        kv_tokens=_STUDY_KV_TOKENS[gpu],
+        step_tokens=8192,
+        max_num_seqs=1024,
+    )
     return Setting(
         model="llama-3.1-8b",
-        gpu="h100",
+        gpu=gpu,
         workload="eight-turns",
         jobs_per_s=jobs_per_s,
-        engine=_STUDY,
+        host_gb=host_gb,
+        engine=engine,
         arrivals_s=45.0,
-        published=(
-            Published(system="vLLM", policy=BASELINE, seconds=vllm),
-            Published(system="preview", policy="fork", seconds=preview),
-        ),
+        published=published,
     )
+
+
+def _of_preview(gpu: str, jobs_per_s: float, vllm: float, preview: float) -> Setting:
+    return _eight_turns(
+        gpu,
+        jobs_per_s,
+        Published(system="vLLM", policy=BASELINE, seconds=vllm),
+        Published(system="preview", policy="fork", seconds=preview),
+    )
+
+
+def _of_lmcache(gpu: str, jobs_per_s: float, seconds: float) -> Setting:
+    lmcache = Published(system="vLLM + LMCache", policy=BASELINE, seconds=seconds)
+    return _eight_turns(gpu, jobs_per_s, lmcache, host_gb=400)
 
 
 FIGURES = (
@@ -418,13 +439,37 @@ FIGURES = (
     PaperFigure(
         name="eight-turns",
         title="an independent measurement of the preview: eight turns that grow to 13,193 tokens",
-        source=(
-            "hungchun0201/agentic-ai-survey, bottleneck analysis 1.3, with its own line of step times; "
-            "ASSUMED: 45 s of arrivals, which fit all its seconds of vLLM at once, and vLLM's sizes of a step"
+        source=_STUDY,
+        settings=(
+            _of_preview("h100", 1, 9.01, 8.75),
+            _of_preview("h100", 3, 68.9, 39.8),
+            _of_preview("h100", 6, 244.0, 100.0),
+            _of_preview("h100", 10, 456.0, 173.0),
+            _of_preview("h100", 15, 739.0, 260.0),
+            _of_preview("h200", 1, 8.55, 8.67),
+            _of_preview("h200", 3, 28.1, 20.7),
+            _of_preview("h200", 6, 192.0, 66.0),
+            _of_preview("h200", 10, 417.0, 119.0),
+            _of_preview("h200", 15, 703.0, 185.0),
         ),
-        settings=tuple(
-            _eight_turns(*each)
-            for each in ((1, 9.01, 8.75), (3, 68.9, 39.8), (6, 244.0, 100.0), (10, 456.0, 173.0))
+        read_off_plot=False,
+        needs_pressure=False,
+    ),
+    PaperFigure(
+        name="eight-turns-dram",
+        title="the same with 400 GB of host memory, as vLLM with LMCache",
+        source=_STUDY,
+        settings=(
+            _of_lmcache("h100", 1, 10.2),
+            _of_lmcache("h100", 3, 27.5),
+            _of_lmcache("h100", 6, 65.9),
+            _of_lmcache("h100", 10, 165.0),
+            _of_lmcache("h100", 15, 689.0),
+            _of_lmcache("h200", 1, 9.75),
+            _of_lmcache("h200", 3, 24.3),
+            _of_lmcache("h200", 6, 63.2),
+            _of_lmcache("h200", 10, 159.0),
+            _of_lmcache("h200", 15, 685.0),
         ),
         read_off_plot=False,
         needs_pressure=False,
@@ -432,7 +477,7 @@ FIGURES = (
 )
 
 LEFT_OUT = (
-    "eight-turns at 15 jobs/s, on an H200, and with LMCache: not run with step times of their own",
+    "eight-turns with 16 and 64 GB of host memory: slower than none there, as stores cost time there alone",
     "Gemma-3 12B on an A100 (figs. 8 and 10): there is no preset of it",
     "figs. 8 to 10 between the lowest and the highest load, fig. 14 between its ends: not in our source",
     "throughput (1.10x to 3.22x): only the ends of the range are known",

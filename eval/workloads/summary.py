@@ -13,6 +13,8 @@ from eval.workloads.provenance import describe
 
 MAX_TOOLS = 12
 """The most tools that are shown individually."""
+TIMEOUTS_S = (10.0, 60.0, 300.0, 3600.0)
+"""Idle times after which a cache forgets a job; hosted caches keep prompts for five minutes, or an hour."""
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +46,36 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class IdleTimeout(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cache of any size would save that forgets a job after some idle time."""
+
+    timeout_s: float
+    hit_rate: float
+    """Prompt tokens that it finds, as a share of all prompt tokens."""
+    amplification: float | None
+    """Computed prompt tokens by those that no earlier turn of the job had; None if there are none."""
+
+    @classmethod
+    def of(cls, timeout_s: float, jobs: Iterable[Job]) -> IdleTimeout | None:
+        """Returns None without prompt tokens. A gap of unknown length counts as none."""
+        num_all = num_found = num_repeated = 0
+        for job in jobs:
+            gap_s = math.inf  # before its first turn, which finds nothing
+            for turn in job.turns:
+                num_all += turn.input_tokens
+                num_repeated += turn.prefix_tokens
+                num_found += turn.prefix_tokens if gap_s <= timeout_s else 0
+                gap_s = turn.gap_s or 0.0
+        if not num_all:
+            return None
+        num_new = num_all - num_repeated
+        return cls(
+            timeout_s=timeout_s,
+            hit_rate=num_found / num_all,
+            amplification=(num_all - num_found) / num_new if num_new else None,
+        )
+
+
 class WorkloadSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A workload in figures."""
 
@@ -62,6 +94,8 @@ class WorkloadSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Length of gaps, by kind of gap."""
     tool_s: dict[str, Spread]
     """Time until a turn's last call ended, by its first tool and, for a shell, its program."""
+    idle_timeouts: list[IdleTimeout]
+    """Savings of a cache with each of ``TIMEOUTS_S``."""
     facts: list[str]
     """Sentences on what is measured and what is assumed."""
     notes: list[str]
@@ -92,6 +126,9 @@ def summarize(name: str, jobs: Sequence[Job], notes: Sequence[str] = ()) -> Work
         output_tokens=Spread.of(turn.output_tokens for turn in turns),
         gap_s=_spreads(by_kind),
         tool_s=_spreads(by_tool),
+        idle_timeouts=[
+            found for timeout_s in TIMEOUTS_S if (found := IdleTimeout.of(timeout_s, jobs)) is not None
+        ],
         facts=describe(jobs),
         notes=list(notes),
     )
@@ -124,7 +161,19 @@ def render(summary: WorkloadSummary) -> str:
     others = len(summary.tool_s) - MAX_TOOLS
     if others > 0:
         table.append(f"  and {others} more tools")
+    table += ["", *_idle_table(summary.idle_timeouts)]
     return "\n".join([head, "", *table, "", *summary.facts, *(f"note: {note}" for note in summary.notes)])
+
+
+def _idle_table(timeouts: Sequence[IdleTimeout]) -> list[str]:
+    """What is found by a cache of any size that keeps a job's KV for some idle time."""
+    if not timeouts:
+        return []
+    lines = [f"{'KV kept for this long after a turn':34}{'found':>11}{'computed / new':>18}"]
+    for each in timeouts:
+        amplified = "-" if each.amplification is None else f"{each.amplification:.1f}"
+        lines.append(f"  {each.timeout_s:g} s".ljust(34) + f"{each.hit_rate:>11.1%}{amplified:>18}")
+    return lines
 
 
 def _cell(value: float) -> str:

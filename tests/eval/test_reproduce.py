@@ -405,3 +405,12 @@ def test_an_independent_study_is_within_a_fifth(place: int, vllm_s: float) -> No
     assert point.runs["fcfs"][0].num_jobs == 45 * (study.jobs_per_s or 0)
     assert point.seconds("fcfs").value == pytest.approx(vllm_s, rel=0.2)
     assert point.seconds("continuum").value < 1.01 * point.seconds("fork").value
+
+
+def test_host_memory_is_what_an_independent_study_saw_of_lmcache() -> None:
+    """The seconds of vLLM with LMCache at a load at which memory is short without it; ours wait no longer."""
+    study = setting("eight-turns-dram", 1)
+    assert seconds(study, "fcfs") == 27.5
+    (point,) = Experiment(100, [0], 1, print).points(study, needs_pressure=False)
+    assert point.seconds("fcfs").value == pytest.approx(27.5, rel=0.1)
+    assert point.seconds("continuum").value < point.seconds("fcfs").value

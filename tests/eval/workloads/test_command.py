@@ -9,8 +9,9 @@ import pytest
 
 from continuum.cli.main import main
 from eval.workloads.catalog import load_jobs
-from eval.workloads.recorded import read_recorded
-from tests.eval.workloads.jobs import SHARED, written
+from eval.workloads.job import GapKind
+from eval.workloads.recorded import read_recorded, write_jobs
+from tests.eval.workloads.jobs import SHARED, job, turn, written
 
 CHAT = {"id": "c", "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}
 
@@ -28,6 +29,29 @@ def test_figures_and_assumptions_are_printed(capsys: pytest.CaptureFixture[str])
         "ASSUMED of swe-bench: ",
     ):
         assert expected in told
+
+
+def test_what_a_cache_finds_that_forgets_idle_jobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A turn finds what it repeats if its job was idle for no longer than the timeout; a first turn finds
+    nothing, and an unknown gap counts as none."""
+    gaps_s = (None, 30.0, 400.0)
+    turns = [
+        turn(100 * number + 100, 100 * number + 10 * bool(number), gap_kind=GapKind.USER, gap_s=gap_s)
+        for number, gap_s in enumerate(gaps_s)
+    ]
+    out = tmp_path / "jobs.jsonl"
+    write_jobs(out, [job("one", *turns, turn(400, 310)), job("other", turn(1000))])
+    assert main(["workload", str(out), "--json"]) == 0
+    by_timeout = {each["timeout_s"]: each for each in json.loads(capsys.readouterr().out)["idle_timeouts"]}
+    num_all = 100 + 200 + 300 + 400 + 1000
+    num_new = num_all - 110 - 210 - 310
+    for timeout_s, num_found in ((10.0, 110), (60.0, 320), (300.0, 320), (3600.0, 630)):
+        assert by_timeout[timeout_s]["hit_rate"] == pytest.approx(num_found / num_all)
+        assert by_timeout[timeout_s]["amplification"] == pytest.approx((num_all - num_found) / num_new)
+    assert main(["workload", str(out)]) == 0
+    assert "300 s                                 16.0%               1.2" in capsys.readouterr().out
 
 
 def test_the_same_figures_as_json(capsys: pytest.CaptureFixture[str]) -> None:
