@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -14,6 +14,9 @@ from eval.errors import UNREADABLE, ServerError
 from eval.load.plain_http import Answer, Connection
 
 Prompt = Sequence[int]
+Sampling = Mapping[str, float]
+GREEDY: Sampling = {"temperature": 0}
+"""Sampling parameters as a completion's body has them."""
 T = TypeVar("T")
 
 
@@ -49,10 +52,12 @@ class Caller:
         connection = self._connected(1)[0]
         await connection.ask(connection.request("GET", path))
 
-    async def all_at_once(self, prompts: Sequence[Prompt], num_tokens: int) -> float:
+    async def all_at_once(
+        self, prompts: Sequence[Prompt], num_tokens: int, sampling: Sampling = GREEDY
+    ) -> float:
         """Returns the seconds until each of these prompts has been answered with ``num_tokens`` tokens."""
         connections = self._connected(len(prompts))
-        requests = [self._request(prompt, num_tokens) for prompt in prompts]
+        requests = [self._request(prompt, num_tokens, sampling) for prompt in prompts]
         began = time.perf_counter()
         answers = await asyncio.gather(
             *[connection.ask(request) for connection, request in zip(connections, requests, strict=True)]
@@ -102,12 +107,14 @@ class Caller:
             self._connections.append(Connection(self._base_url))
         return self._connections[:count]
 
-    def _request(self, prompt: Prompt, num_tokens: int, *, stream: bool = False) -> bytes:
+    def _request(
+        self, prompt: Prompt, num_tokens: int, sampling: Sampling = GREEDY, *, stream: bool = False
+    ) -> bytes:
         body = {
             "model": self._model_name,
             "prompt": prompt,
             "max_tokens": num_tokens,
-            "temperature": 0,
+            **sampling,
             "ignore_eos": True,
             "stream": stream,
         }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from benchmarks.cpu.caller import Caller
+from benchmarks.cpu.caller import Caller, Sampling
 from eval.errors import ServerError
 
 TOKEN_IDS = range(300, 4000)
@@ -89,6 +89,47 @@ class Decode:
                 self.batch * self.new_tokens / all_s,
             ),
         ]
+
+
+SAMPLINGS: Mapping[str, Sampling] = {
+    "top_k 20, top_p 0.95": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    "top_p 0.9": {"temperature": 0.7, "top_p": 0.9},
+    "penalties": {"temperature": 0.7, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+}
+"""Sampling parameters by name: Qwen3's own, what many agents send, and penalties."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Concurrent requests that sample, each beside the same number of greedy ones."""
+
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+    group: str = "sampled"
+
+    @property
+    def title(self) -> str:
+        return f"sampled decode, batch {self.batch}"
+
+    async def warm_up(self, caller: Caller, chance: Random) -> None:
+        for sampling in SAMPLINGS.values():
+            prompts = _prompts(chance, self.batch, self.prompt_tokens)
+            await caller.all_at_once(prompts, WARM_UP_TOKENS, sampling)
+
+    async def measure(self, caller: Caller, chance: Random) -> list[Reading]:
+        prompts = _prompts(chance, self.batch, self.prompt_tokens)
+        await caller.all_at_once(prompts, 1)  # all that follow find them cached
+        greedy_s = await caller.all_at_once(prompts, self.new_tokens)
+        readings = []
+        for number, (name, sampling) in enumerate(SAMPLINGS.items()):
+            took_s = await caller.all_at_once(prompts, self.new_tokens, sampling)
+            key = f"sampled_{number}_b{self.batch}"
+            rate = self.batch * self.new_tokens / took_s
+            cost = Figure(f"{key}_cost", "  its time / that of greedy ones", less_is_better=True)
+            readings.append(Reading(Figure(f"{key}_tok_s", f"{self.title}, {name}: tok/s"), rate))
+            readings.append(Reading(cost, took_s / greedy_s))
+        return readings
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +223,12 @@ class Http:
 START = Figure("start_s", "start to first answer: s", less_is_better=True)
 MEMORY = Figure("memory_mb", "memory of all its processes (RSS): MB", less_is_better=True)
 MEMORY_PEAK = Figure("memory_peak_mb", "  at its highest, MB", less_is_better=True)
-GROUPS = ("decode", "prefill", "prefix", "http", "start", "memory")
+GROUPS = ("decode", "sampled", "prefill", "prefix", "http", "start", "memory")
 """The choices of ``--cases``; the last two need no requests of their own cases."""
 
 FULL: Sequence[Case] = (
     *(Decode(batch, prompt_tokens=128, new_tokens=128) for batch in (1, 8, 32)),
+    Sampled(batch=32, prompt_tokens=128, new_tokens=128),
     Prefill(num_prompts=4, prompt_tokens=2048),
     Prefix(history_tokens=4096, added_tokens=64),
     Http(num_callers=1, num_requests=128),
@@ -194,6 +236,7 @@ FULL: Sequence[Case] = (
 )
 QUICK: Sequence[Case] = (
     *(Decode(batch, prompt_tokens=16, new_tokens=17) for batch in (1, 4)),
+    Sampled(batch=4, prompt_tokens=16, new_tokens=17),
     Prefill(num_prompts=2, prompt_tokens=64),
     Prefix(history_tokens=128, added_tokens=16),
     Http(num_callers=1, num_requests=4),

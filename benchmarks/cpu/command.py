@@ -2,8 +2,9 @@
 needed: `tiny` (14 million parameters: the engine's own work) and `small` (the dimensions of Qwen3-0.6B:
 arithmetic).
 
-All requests are greedy, their prompts random token ids, their lengths exact. With --peers other servers get
-the same requests, in turns within each round, and the table shows ours / theirs next to their figures.
+Requests are greedy unless stated, their prompts random token ids, their lengths exact. With --peers other
+servers get the same requests, in turns within each round, and the table shows ours / theirs next to their
+figures.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ EPILOG = """
 The cases, each in every round:
 
   decode    1, 8 and 32 requests at once, prompts of 128 tokens: 128 tokens each less the time of one token
+  sampled   32 requests at once that sample, beside 32 greedy ones
   prefill   4 prompts of 2048 tokens at once, and one alone, a token each
   prefix    a turn of 4096 tokens; the next with 64 more; a prompt as long as that, never seen
   http      completions of one token for 16, by 1 and by 32 callers

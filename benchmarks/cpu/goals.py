@@ -16,7 +16,9 @@ class Goal:
 
     def told(self, figure: Figure) -> str:
         sign = "<=" if figure.less_is_better else ">="
-        return f"{sign} {self.bound:.2f}x best" if self.of_ratio else f"{sign} {self.bound:,.0f}"
+        if self.of_ratio:
+            return f"{sign} {self.bound:.2f}x best"
+        return f"{sign} {self.bound:,.{2 if self.bound < 2 else 0}f}"
 
     def met_by(self, value: float, figure: Figure) -> bool:
         """``value`` is the ratio ours / best, or our figure."""
@@ -27,6 +29,8 @@ GOALS = {
     ("small", "decode_b1_tok_s"): Goal(1.0),
     ("small", "decode_b8_tok_s"): Goal(1.25),
     ("small", "decode_b32_tok_s"): Goal(1.4),
+    **{("small", f"sampled_{number}_b32_cost"): Goal(1.08, of_ratio=False) for number in range(3)},
+    **{("tiny", f"sampled_{number}_b32_cost"): Goal(1.05, of_ratio=False) for number in range(3)},
     ("small", "prefill_tok_s"): Goal(1.0),
     ("small", "prefix_second_ms"): Goal(0.7),
     ("small", "start_s"): Goal(5.0, of_ratio=False),

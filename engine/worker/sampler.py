@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from engine.records.messages import TokenLogprobs
 from engine.records.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED, processing_failed
 from engine.records.sampling_params import SamplingParams
 from engine.worker.attention.backend import IntArray
-from engine.worker.sampling_batch import SamplingBatch
+from engine.worker.sampling_batch import FloatArray, SamplingBatch
 
 _MASKED = float("-inf")
 _AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
@@ -51,11 +51,36 @@ class TokenBitmask:
     """[len(indices), vocab_size]"""
 
 
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """One token per row, and the row's best logit after masks and penalties; -inf if no token is possible,
+    NaN or infinity if the logits are not numbers. Both [num_samples]."""
+
+    token_ids: IntArray
+    best: FloatArray
+
+
+class TokenPicker(Protocol):
+    """Applies penalties and draws one token per row."""
+
+    def pick(
+        self,
+        logits: torch.Tensor,
+        batch: SamplingBatch,
+        history: IntArray,
+        draws: npt.NDArray[np.float64],
+    ) -> Picked:
+        """logits [num_samples, vocab_size], which may be overwritten; history: the tokens of all rows; draws
+        [num_samples] in [0, 1), for the rows that are not greedy."""
+
+
 class Sampler:
     """Samples tokens. Its only state is the random generator for requests without a seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, picker: TokenPicker | None = None) -> None:
+        """``picker``: torch's if none is given."""
         self._random = np.random.default_rng(seed % 2**64)
+        self._picker = picker or TorchPicker()
 
     def sample(
         self,
@@ -66,50 +91,81 @@ class Sampler:
     ) -> SamplerOutput:
         """Sample one token per row of logits [num_samples, vocab_size], which may be overwritten.
         ``history``: the tokens of all rows."""
-        failed = _invalid_rows(logits)
         if forbidden is None and batch.takes_the_best:
-            return SamplerOutput(_best(logits).cpu().numpy(), {}, failed)
-        logits = logits.float()
+            return SamplerOutput(_best(logits).cpu().numpy(), {}, _invalid_rows(logits))
+        failed: dict[int, str] = {}
         wanted = [(i, params) for i, params in batch.special if params.logprobs is not None]
-        raw_logprobs = logits[[i for i, _ in wanted]].log_softmax(dim=-1) if wanted else None
+        raw_logprobs = logits[[i for i, _ in wanted]].float().log_softmax(dim=-1) if wanted else None
+        if batch.special or forbidden is not None:
+            failed = _invalid_rows(logits)
+            logits = _masked(logits, batch, history, forbidden, failed)
+        picked = self._picker.pick(logits, batch, history, self._draws(batch))
+        _find_rows_without_token(picked.best, batch, forbidden, failed)
         for i, params in batch.special:
-            try:
-                _constrain(logits[i], params, batch, i, history)
-            except Exception as error:  # only this request fails
-                failed[i] = processing_failed("The sampling", error)
-        if forbidden is not None:
-            _forbid(logits, forbidden)
-        logits = _penalize(logits, batch, history)
-        _find_rows_without_token(logits, batch, forbidden, failed)
-        token_ids: IntArray = self._choose(logits, batch).cpu().numpy()
-        for i, params in batch.special:
-            _replay(token_ids, params, int(batch.num_output_tokens[i]), i)
+            _replay(picked.token_ids, params, int(batch.num_output_tokens[i]), i)
         if raw_logprobs is None:
-            return SamplerOutput(token_ids, {}, failed)
-        chosen = token_ids[[i for i, _ in wanted]]
-        return SamplerOutput(token_ids, _logprobs(raw_logprobs, chosen, wanted), failed)
-
-    def _choose(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-        """The greedy token or the drawn one of each row: [num_samples]"""
-        if batch.greedy.all():
-            return _best(logits)
-        draws = self._draws(batch)
-        if not batch.greedy.any():
-            return _draw(logits, batch, np.arange(len(draws)), draws)
-        random = np.flatnonzero(~batch.greedy)
-        random_rows = torch.from_numpy(random).to(logits.device)
-        token_ids = _best(logits)
-        token_ids[random_rows] = _draw(logits[random_rows], batch, random, draws[random])
-        return token_ids
+            return SamplerOutput(picked.token_ids, {}, failed)
+        chosen = picked.token_ids[[i for i, _ in wanted]]
+        return SamplerOutput(picked.token_ids, _logprobs(raw_logprobs, chosen, wanted), failed)
 
     def _draws(self, batch: SamplingBatch) -> npt.NDArray[np.float64]:
         """[num_samples] in [0, 1): with a seed, a function of the seed and the output position only."""
+        if batch.greedy.all():
+            return np.zeros(len(batch.greedy))
         if batch.seeded.all():
             return uniform(batch.seeds, batch.num_output_tokens)
         free = self._random.random(len(batch.seeds))
         if not batch.seeded.any():
             return free
         return np.where(batch.seeded, uniform(batch.seeds, batch.num_output_tokens), free)
+
+
+class TorchPicker:
+    """Picks tokens by torch's operations, on any device."""
+
+    def pick(
+        self,
+        logits: torch.Tensor,
+        batch: SamplingBatch,
+        history: IntArray,
+        draws: npt.NDArray[np.float64],
+    ) -> Picked:
+        """See ``TokenPicker``."""
+        logits = _penalize(logits.float(), batch, history)
+        best: FloatArray = logits.amax(dim=-1).cpu().numpy()
+        return Picked(_choose(logits, batch, draws).cpu().numpy(), best)
+
+
+def _choose(logits: torch.Tensor, batch: SamplingBatch, draws: npt.NDArray[np.float64]) -> torch.Tensor:
+    """The greedy token or the drawn one of each row: [num_samples]"""
+    if batch.greedy.all():
+        return _best(logits)
+    if not batch.greedy.any():
+        return _draw(logits, batch, np.arange(len(draws)), draws)
+    random = np.flatnonzero(~batch.greedy)
+    random_rows = torch.from_numpy(random).to(logits.device)
+    token_ids = _best(logits)
+    token_ids[random_rows] = _draw(logits[random_rows], batch, random, draws[random])
+    return token_ids
+
+
+def _masked(
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    history: IntArray,
+    forbidden: TokenBitmask | None,
+    failed: dict[int, str],
+) -> torch.Tensor:
+    """The logits in fp32 after masks and biases of requests, and of grammars; adds rows to ``failed``."""
+    logits = logits.float()
+    for i, params in batch.special:
+        try:
+            _constrain(logits[i], params, batch, i, history)
+        except Exception as error:  # only this request fails
+            failed[i] = processing_failed("The sampling", error)
+    if forbidden is not None:
+        _forbid(logits, forbidden)
+    return logits
 
 
 def _invalid_rows(logits: torch.Tensor) -> dict[int, str]:
@@ -129,19 +185,18 @@ def _has_best(row: torch.Tensor) -> bool:
 
 
 def _find_rows_without_token(
-    logits: torch.Tensor, batch: SamplingBatch, forbidden: TokenBitmask | None, failed: dict[int, str]
+    best: FloatArray, batch: SamplingBatch, forbidden: TokenBitmask | None, failed: dict[int, str]
 ) -> None:
-    """Add the rows in which masks or penalties have left no token to choose."""
+    """Add the rows in which masks or penalties have left no token to choose, or that hold no numbers."""
+    if np.isfinite(best).all():
+        return
     limited = dict.fromkeys([i for i, _ in batch.special], NOTHING_ALLOWED)
     limited |= dict.fromkeys(np.flatnonzero(batch.penalized).tolist(), NOTHING_ALLOWED)
     limited |= dict.fromkeys(forbidden.indices if forbidden is not None else (), GRAMMAR_LEFT)
     replayed = {i for i, params in batch.special if _is_replayed(params, batch, i)}
-    rows = [i for i in limited if i not in failed and i not in replayed]
-    if rows:
-        best = logits[rows].amax(dim=-1).tolist()
-        for i, value in zip(rows, best, strict=True):
-            if not math.isfinite(value):
-                failed[i] = limited[i] if value == _MASKED else NOT_NUMBERS
+    for i in np.flatnonzero(~np.isfinite(best)).tolist():
+        if i not in failed and i not in replayed:
+            failed[i] = limited.get(i, NOT_NUMBERS) if best[i] == _MASKED else NOT_NUMBERS
 
 
 def _is_replayed(params: SamplingParams, batch: SamplingBatch, index: int) -> bool:

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from engine.records.sampling_params import SamplingParams
-from engine.worker.sampler import Sampler, SamplerOutput
+from engine.worker.sampler import Sampler, SamplerOutput, TokenPicker
 from engine.worker.sampling_batch import SamplingTable
 
 VOCAB_SIZE = 64
+_pickers: list[TokenPicker] = []
+"""The picker of ``new_sampler``, if it is not torch's."""
+
+
+@contextmanager
+def picking_by(picker: TokenPicker) -> Iterator[None]:
+    """Samplers that are made meanwhile use this picker."""
+    _pickers.append(picker)
+    yield
+    _pickers.pop()
+
+
+def new_sampler(seed: int) -> Sampler:
+    return Sampler(seed, *_pickers[-1:])
 
 
 @dataclass(slots=True)
@@ -40,7 +56,7 @@ def sample_rows(rows: list[Row], sampler: Sampler | None = None) -> SamplerOutpu
         num_tokens[i] = len(tokens)
         table.set_row(i, row.params, len(row.prompt))
     batch = table.batch(np.arange(len(rows)), num_tokens)
-    return (sampler or Sampler(0)).sample(torch.stack([row.logits for row in rows]), batch, token_ids)
+    return (sampler or new_sampler(0)).sample(torch.stack([row.logits for row in rows]), batch, token_ids)
 
 
 def frequencies(params: SamplingParams, logits: torch.Tensor, num_draws: int = 20000) -> torch.Tensor:

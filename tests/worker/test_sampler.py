@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -18,12 +18,28 @@ from transformers import (
 )
 
 from engine.records.sampling_params import SamplingParams
-from engine.worker.sampler import Sampler, uniform
-from tests.worker.sampling import VOCAB_SIZE, Row, frequencies, random_logits, sample_rows
+from engine.worker.cpu.sampling_kernel import token_picker
+from engine.worker.sampler import TokenPicker, TorchPicker, uniform
+from tests.worker.sampling import (
+    VOCAB_SIZE,
+    Row,
+    frequencies,
+    new_sampler,
+    picking_by,
+    random_logits,
+    sample_rows,
+)
 
+PICKERS: dict[str, Callable[[], TokenPicker]] = {"torch": TorchPicker, "compiled": token_picker}
 LOGITS = random_logits(1)
 BEST = LOGITS.argsort(descending=True).tolist()
 Warper = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(params=PICKERS, autouse=True, scope="module")
+def _picker(request: pytest.FixtureRequest) -> Iterator[None]:
+    with picking_by(PICKERS[request.param]()):
+        yield
 
 
 def greedy_token(params: SamplingParams, output: list[int] | None = None) -> int:
@@ -229,7 +245,7 @@ def test_a_mixed_batch_gives_each_request_the_same_as_alone() -> None:
 
 def test_a_seed_fixes_the_draw_of_a_position() -> None:
     """The draw depends on seed and output position, not on the sampler's history; positions differ."""
-    sampler = Sampler(0)
+    sampler = new_sampler(0)
     row = Row(SamplingParams(seed=5), torch.zeros(VOCAB_SIZE))
     first = sample_rows([row], sampler).token_ids[0]
     sample_rows([Row(SamplingParams(), torch.zeros(VOCAB_SIZE))] * 3, sampler)
@@ -241,7 +257,7 @@ def test_a_seed_fixes_the_draw_of_a_position() -> None:
 def test_unseeded_requests_follow_the_engine_seed() -> None:
     """Two engines with one seed draw alike, with another seed they do not; requests draw apart."""
     rows = [Row(SamplingParams(), torch.zeros(VOCAB_SIZE)) for _ in range(20)]
-    first, again, other = (sample_rows(rows, Sampler(seed)).token_ids.tolist() for seed in (1, 1, 2))
+    first, again, other = (sample_rows(rows, new_sampler(seed)).token_ids.tolist() for seed in (1, 1, 2))
     assert first == again != other
     assert len(set(first)) > 5
 

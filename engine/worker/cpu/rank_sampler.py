@@ -5,16 +5,17 @@ from __future__ import annotations
 import torch
 
 from engine.worker.attention.backend import IntArray
+from engine.worker.cpu.sampling_kernel import token_picker
 from engine.worker.parallel.group import TensorParallelGroup
-from engine.worker.sampler import Sampler, SamplerOutput, TokenBitmask
+from engine.worker.sampler import Sampler, SamplerOutput, TokenBitmask, TokenPicker
 from engine.worker.sampling_batch import SamplingBatch
 
 
 class RankSampler(Sampler):
     """The first rank samples and broadcasts the tokens to the others."""
 
-    def __init__(self, seed: int, group: TensorParallelGroup) -> None:
-        super().__init__(seed)
+    def __init__(self, seed: int, picker: TokenPicker, group: TensorParallelGroup) -> None:
+        super().__init__(seed, picker)
         self._group = group
 
     def sample(
@@ -35,4 +36,5 @@ class RankSampler(Sampler):
 
 
 def select_sampler(seed: int, group: TensorParallelGroup) -> Sampler:
-    return Sampler(seed) if group.size == 1 else RankSampler(seed, group)
+    picker = token_picker()
+    return Sampler(seed, picker) if group.size == 1 else RankSampler(seed, picker, group)

@@ -27,6 +27,7 @@ from engine.process.process_log import start_log
 _SOURCES = Path(__file__).parent
 _DECODER_SOURCE = _SOURCES / "kernels.cpp"
 _STATES_SOURCE = _SOURCES / "states.cpp"
+_SAMPLING_SOURCE = _SOURCES / "sampling.cpp"
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared", "-w")
 _COMPILE_TIMEOUT_S = 900
@@ -60,6 +61,14 @@ def load_state_library() -> ctypes.CDLL:
     Raises KernelUnavailable.
     """
     return _load_library(_STATES_SOURCE, _FLAGS)
+
+
+def load_sampling_library() -> ctypes.CDLL:
+    """Load the kernel that draws tokens, for logits of both dtypes, in the same way.
+
+    Raises KernelUnavailable.
+    """
+    return _load_library(_SAMPLING_SOURCE, _FLAGS)
 
 
 def typed(function: Any, *arguments: type[Any]) -> Callable[..., None]:
