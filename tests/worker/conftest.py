@@ -30,15 +30,18 @@ _DELTA_NET = {
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 16,
 }
+_FACTORS = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.2,
+}
 _MAMBA = {
     "layer_types": ["mamba", "attention", "mamba", "mamba"],
     "mamba_n_heads": 8,
     "mamba_d_state": 16,
     "shared_intermediate_size": 48,
-    "embedding_multiplier": 3.0,
-    "logits_scaling": 2.0,
-    "residual_multiplier": 0.5,
-    "attention_multiplier": 0.2,
+    **_FACTORS,
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama", "num_heads": 4, "num_kv_heads": 1},
@@ -295,6 +298,82 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "mamba_proj_bias": True,
             "attention_bias": True,
             "position_embedding_type": "rope",
+        },
+    },
+    "seed-oss": {
+        "family": "seed_oss",
+        "head_dim": 24,
+        "extra_config": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": True},
+    },
+    "smollm3": {
+        "family": "smollm3",
+        "num_layers": 4,
+        "tie": True,
+        "extra_config": {
+            "no_rope_layers": [1, 0, 1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 12,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+        },
+    },
+    "qwen2-moe": {
+        "family": "qwen2_moe",
+        "num_layers": 3,
+        "extra_config": {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [1],
+        },
+    },
+    "granite3": {"family": "granite", "extra_config": {**_FACTORS, "mlp_bias": True}},
+    "granite3-moe": {
+        "family": "granitemoe",
+        "intermediate_size": 32,
+        "extra_config": {
+            **_FACTORS,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "attention_bias": True,
+        },
+    },
+    "dots1": {
+        "family": "dots1",
+        "num_layers": 4,
+        "extra_config": {
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.5,
+            "sliding_window": 12,
+            "max_window_layers": 2,
+        },
+    },
+    "solar-open": {
+        "family": "solar_open",
+        "head_dim": 24,
+        "extra_config": {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "attention_bias": True,
+            "routed_scaling_factor": 1.5,
+        },
+    },
+    "glm4-moe-lite": {
+        "family": "glm4_moe_lite",
+        "num_layers": 4,
+        "extra_config": {
+            **_LATENT,
+            "q_lora_rank": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
         },
     },
     "gpt_neox": {"family": "gpt_neox"},

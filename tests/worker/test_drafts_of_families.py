@@ -22,7 +22,7 @@ from tests.worker.test_random_loads import draw_options
 STATELESS = MODEL_NAMES
 TIGHT = {
     **dict.fromkeys(("mistral-window", "mixtral-window"), 10),
-    **dict.fromkeys(("qwen2-window", "gemma2", "gemma3", "gpt-oss", "llama4"), 26),
+    **dict.fromkeys(("qwen2-window", "gemma2", "gemma3", "gpt-oss", "llama4", "smollm3", "dots1"), 26),
     "llama4-other-switches": 29,
 }
 """Numbers of blocks that are too few for a test's requests, in one block table or several."""

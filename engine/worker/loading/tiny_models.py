@@ -30,17 +30,21 @@ MAX_TRAINED_TOKENS = 32_000
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
 
 _GEMMA = ("gemma2", "gemma3_text")
-_SPARSE = ("qwen3_moe", "mixtral", "glm4_moe", "gpt_oss", "llama4_text")
+_DENSE = ("llama", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3", "granite")
+_SPARSE = (
+    *("qwen2_moe", "qwen3_moe", "mixtral", "glm4_moe", "gpt_oss", "llama4_text"),
+    *("dots1", "solar_open", "granitemoe"),
+)
 _FUSED = ("gpt_oss", "llama4_text")
 """Families that are also published with the experts of a layer in one tensor."""
-_LATENT = ("deepseek_v2", "deepseek_v3")
+_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 _WITH_STATES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid")
 _OTHERS = ("gpt_neox", "phi", "olmo2")
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *_GEMMA, *_SPARSE, *_LATENT, *_WITH_STATES, *_OTHERS)
-_GROUPED_QUERY = frozenset(
-    {"llama", "mistral", "qwen2", "qwen3", "phi", "olmo2", *_GEMMA, *_SPARSE, *_WITH_STATES}
-)
-_OWN_HEAD_DIM = frozenset({"llama", "mistral", "qwen3", *_GEMMA, *_SPARSE, *_WITH_STATES})
+FAMILIES = (*_DENSE, *_GEMMA, *_SPARSE, *_LATENT, *_WITH_STATES, *_OTHERS)
+_GROUPED_QUERY = frozenset({*_DENSE, "phi", "olmo2", *_GEMMA, *_SPARSE, *_WITH_STATES})
+_HEADS_OF_HIDDEN = ("qwen2", "qwen2_moe", "smollm3", "granite", "granitemoe")
+"""Families whose heads share the hidden size."""
+_OWN_HEAD_DIM = frozenset({*_DENSE, *_GEMMA, *_SPARSE, *_WITH_STATES}.difference(_HEADS_OF_HIDDEN))
 _CORRECTIONS = "e_score_correction_bias"
 """Buffers that a checkpoint holds, always in fp32."""
 
@@ -152,7 +156,7 @@ def _as_published(name: str, tensor: torch.Tensor, model_type: str) -> dict[str,
     gate, up, down = ("w1", "w3", "w2") if model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
     if model_type == "mixtral":
         name = name.replace(".mlp.", ".block_sparse_moe.")
-    if model_type == "granitemoehybrid":
+    if model_type.startswith("granitemoe"):
         return {_as_granite_publishes(name): tensor}
     prefix, _, kind = name.rpartition(".")
     if not prefix.endswith(".experts") or tensor.dim() != 3 or model_type in _FUSED:

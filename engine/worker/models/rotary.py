@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from engine.worker.models.shape import NO_ROPE
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
@@ -40,8 +42,10 @@ class RotaryEmbedding:
     """Computes the cosines and sines of positions, which the layers of a step share."""
 
     def __init__(self, config: PreTrainedConfig, head_dim: int, device: torch.device, kind: str = "") -> None:
-        """``kind``: the name of the rope, if there are several; see ``all_ropes``."""
-        frequencies, self.scaling = _frequencies(config, head_dim, kind)
+        """``kind``: the name of the rope, if there are several; see ``all_ropes``. NO_ROPE rotates by
+        nothing, which changes no bit."""
+        still = torch.zeros(head_dim // 2), 1.0
+        frequencies, self.scaling = still if kind == NO_ROPE else _frequencies(config, head_dim, kind)
         self.frequencies = frequencies.to(device)
         axes = mrope_axes(config, len(frequencies))
         self.axes = None if axes is None else axes.to(device)

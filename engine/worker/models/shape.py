@@ -284,8 +284,12 @@ class DecoderShape:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether compiled CPU steps support it: all but latents, a mixed rope and states."""
-        return self.latent is None and self.mixed_rope is None and not any(self.states)
+        """Whether compiled CPU steps support it: all but latents, a mixed rope, states, gated shared experts,
+        and factors of residuals and logits."""
+        has_gate = any(isinstance(mlp, SparseShape) and mlp.gated_share for mlp in self.mlps)
+        is_scaled = self.residual_scale != 1.0 or self.logit_divisor != 1.0
+        has_attention = self.latent is None and self.mixed_rope is None and not any(self.states)
+        return has_attention and not has_gate and not is_scaled
 
     @property
     def is_plain(self) -> bool:

@@ -39,6 +39,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "head_dim": 32,
         "extra_config": {"num_experts": 6, "moe_intermediate_size": 48, "num_experts_per_tok": 2},
     },
+    "biases of some linears": {
+        "family": "seed_oss",
+        "extra_config": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": True},
+    },
+    "experts of a sigmoid, shared ones, windows": {
+        "family": "dots1",
+        "head_dim": 32,
+        "extra_config": {
+            "n_routed_experts": 6,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 48,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+            "sliding_window": 12,
+            "max_window_layers": 1,
+        },
+    },
     "scaled angles": {
         "family": "llama",
         "extra_config": {

@@ -11,6 +11,8 @@ from tests.worker.parallel.ranks import two_ranks
 
 pytestmark = pytest.mark.slow
 
+MORE_BLOCKS = {**dict.fromkeys(("qwen2-window", "gemma3", "gpt-oss", "smollm3", "dots1"), 30), "llama4": 26}
+"""Blocks of models with several block tables."""
 SAMPLED = (
     SamplingParams(seed=1, max_tokens=12, ignore_eos=True),
     SamplingParams(seed=2, temperature=0.7, top_p=0.8, max_tokens=12, ignore_eos=True),
@@ -34,6 +36,12 @@ SAMPLED = (
         "qwen3-next",
         "qwen3.5",
         "granite4",
+        "seed-oss",
+        "smollm3",
+        "qwen2-moe",
+        "granite3-moe",
+        "dots1",
+        "glm4-moe-lite",
     ],
 )
 def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: ModelFolders) -> None:
@@ -45,7 +53,7 @@ def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: Mode
     shared = random_tokens(27, seed=1)
     prompts = [shared[: 9 * (i % 4)] + random_tokens(7 + 5 * i, seed=10 + i) for i in range(6)]
     reference, single = Reference(folder), SmallEngine(folder)
-    num_blocks = {"qwen2-window": 30, "gemma3": 30, "gpt-oss": 30, "llama4": 26}.get(name, 22)
+    num_blocks = MORE_BLOCKS.get(name, 22)
     slots = 24 if name in WITH_STATES else None
     with two_ranks(folder, num_blocks=num_blocks, max_num_batched_tokens=24, num_state_slots=slots) as engine:
         for index, prompt in enumerate(prompts):

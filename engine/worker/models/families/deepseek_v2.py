@@ -59,7 +59,7 @@ def latent_decoder(config: Any, routing: Routing, *, interleaved: bool) -> Decod
     latent = _latent_shape(config, interleaved)
     size = config.moe_intermediate_size
     sparse = SparseShape(size, routing, size * (config.n_shared_experts or 0))
-    first = config.first_k_dense_replace or 0
+    first = getattr(config, "first_k_dense_replace", 0) or 0
     mlps = tuple(mlp if index < first else sparse for index, mlp in enumerate(plain.mlps))
     return replace(
         plain,

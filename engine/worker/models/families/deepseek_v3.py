@@ -6,17 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from engine.worker.models.families.deepseek_v2 import latent_decoder
-from engine.worker.models.shape import DecoderShape, Routing
+from engine.worker.models.families.glm4_moe import sigmoid_routing
+from engine.worker.models.shape import DecoderShape
 
 
 def deepseek_v3_shape(config: Any) -> DecoderShape:
-    routing = Routing(
-        config.n_routed_experts,
-        config.num_experts_per_tok,
-        normalized=bool(config.norm_topk_prob),
-        by_sigmoid=True,
-        num_groups=config.n_group or 1,
-        num_top_groups=config.topk_group or 1,
-        scale=config.routed_scaling_factor,
-    )
-    return latent_decoder(config, routing, interleaved=bool(config.rope_interleave))
+    return latent_decoder(config, sigmoid_routing(config), interleaved=bool(config.rope_interleave))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def glm4_moe_shape(config: PreTrainedConfig) -> DecoderShape:
     plain = plain_shape(config)
-    sparse = _sparse_shape(config)
+    sparse = sigmoid_experts(config)
     share = rope_parameters(config).get("partial_rotary_factor", 1.0)
     mlps = (mlp if index < config.first_k_dense_replace else sparse for index, mlp in enumerate(plain.mlps))
     return replace(
@@ -29,16 +29,20 @@ def glm4_moe_shape(config: PreTrainedConfig) -> DecoderShape:
     )
 
 
-def _sparse_shape(config: Any) -> SparseShape:
-    routing = Routing(
+def sigmoid_experts(config: Any) -> SparseShape:
+    """Experts chosen by a sigmoid router, and one for all tokens."""
+    size = config.moe_intermediate_size
+    return SparseShape(size, sigmoid_routing(config), size * (config.n_shared_experts or 0))
+
+
+def sigmoid_routing(config: Any) -> Routing:
+    """DeepSeek-V3's router: a correction affects the choice of experts but not their weights."""
+    return Routing(
         config.n_routed_experts,
         config.num_experts_per_tok,
         normalized=bool(config.norm_topk_prob),
         by_sigmoid=True,
-        num_groups=config.n_group,
-        num_top_groups=config.topk_group,
+        num_groups=config.n_group or 1,
+        num_top_groups=config.topk_group or 1,
         scale=config.routed_scaling_factor,
-    )
-    return SparseShape(
-        config.moe_intermediate_size, routing, config.moe_intermediate_size * config.n_shared_experts
     )

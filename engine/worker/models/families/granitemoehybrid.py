@@ -7,16 +7,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from engine.worker.models.families.plain import has_attention_bias, plain_shape
-from engine.worker.models.shape import DecoderShape, DenseShape, ExpertNames, MLPShape, Routing, SparseShape
+from engine.worker.models.families.granite import JOINED_EXPERTS, chosen_softmax, scaled_shape
+from engine.worker.models.shape import DecoderShape, DenseShape, ExpertNames, MLPShape, SparseShape
 from engine.worker.models.state_shapes import MambaShape
 
 _EVERY_STEP = (0.0, math.inf)
 _NAMES = ExpertNames(joined_share=True)
 _OTHER_NAMES = (
-    ("mlp.gate.", "block_sparse_moe.router.layer."),
-    ("mlp.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
-    ("mlp.experts.down_proj", "block_sparse_moe.output_linear.weight"),
+    *JOINED_EXPERTS,
     ("mlp.shared_experts.gate_up_proj.", "shared_mlp.input_linear."),
     ("mlp.shared_experts.down_proj.", "shared_mlp.output_linear."),
     ("mlp.gate_up_proj.", "shared_mlp.input_linear."),
@@ -34,8 +32,7 @@ def is_known_granite_hybrid(config: Any) -> bool:
 
 
 def granite_hybrid_shape(config: Any) -> DecoderShape:
-    plain = plain_shape(config)
-    biased = has_attention_bias(config)
+    plain = scaled_shape(config)
     mamba = MambaShape(
         config.mamba_n_heads,
         config.mamba_d_head,
@@ -51,13 +48,7 @@ def granite_hybrid_shape(config: Any) -> DecoderShape:
         windows=(None,) * states.count(None),
         states=states,
         mlps=(_mlp_shape(config),) * plain.num_layers,
-        qkv_bias=biased,
-        output_bias=biased,
         has_rope=config.position_embedding_type == "rope",
-        attention_scale=float(config.attention_multiplier),
-        embedding_scale=float(config.embedding_multiplier),
-        residual_scale=float(config.residual_multiplier),
-        logit_divisor=float(config.logits_scaling),
         other_names=_OTHER_NAMES,
     )
 
@@ -65,6 +56,5 @@ def granite_hybrid_shape(config: Any) -> DecoderShape:
 def _mlp_shape(config: Any) -> MLPShape:
     if not config.num_local_experts:
         return DenseShape(config.shared_intermediate_size, joined=True)
-    # Its softmax is over the chosen experts only, which equals a normalized softmax over all.
-    routing = Routing(config.num_local_experts, config.num_experts_per_tok, rounded=True)
+    routing = chosen_softmax(config)
     return SparseShape(config.intermediate_size, routing, config.shared_intermediate_size, names=_NAMES)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.worker.models.families.qwen3 import qwen3_shape
-from engine.worker.models.shape import DecoderShape, Routing, SparseShape
+from engine.worker.models.shape import DecoderShape, MLPShape, Routing, SparseShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -14,16 +15,22 @@ if TYPE_CHECKING:
 
 def qwen3_moe_shape(config: PreTrainedConfig) -> DecoderShape:
     plain = qwen3_shape(config)
-    routing = Routing(
+    sparse = SparseShape(config.moe_intermediate_size, softmax_routing(config))
+    return replace(plain, mlps=experts_of_layers(config, plain.mlps, sparse))
+
+
+def softmax_routing(config: Any) -> Routing:
+    """Qwen's router."""
+    return Routing(
         config.num_experts,
         config.num_experts_per_tok,
-        normalized=bool(config.norm_topk_prob),
+        normalized=bool(getattr(config, "norm_topk_prob", True)),
         rounded=True,
     )
-    sparse = SparseShape(config.moe_intermediate_size, routing)
-    mlps = (sparse if _is_sparse(config, index) else mlp for index, mlp in enumerate(plain.mlps))
-    return replace(plain, mlps=tuple(mlps))
 
 
-def _is_sparse(config: Any, index: int) -> bool:
-    return index not in (config.mlp_only_layers or ()) and (index + 1) % config.decoder_sparse_step == 0
+def experts_of_layers(config: Any, dense: Sequence[MLPShape], sparse: SparseShape) -> tuple[MLPShape, ...]:
+    """The MLP of each layer: experts in every ``decoder_sparse_step``-th, except in named ones."""
+    named = getattr(config, "mlp_only_layers", None) or ()
+    every = getattr(config, "decoder_sparse_step", 1)
+    return tuple(mlp if index in named or (index + 1) % every else sparse for index, mlp in enumerate(dense))

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from engine.worker.models.families.plain import has_attention_bias, plain_shape
+from engine.worker.models.families.qwen3_moe import experts_of_layers, softmax_routing
 from engine.worker.models.rotary import rope_parameters
-from engine.worker.models.shape import DecoderShape, ExpertNames, MLPShape, Routing, SparseShape
+from engine.worker.models.shape import DecoderShape, ExpertNames, MLPShape, SparseShape
 from engine.worker.models.state_shapes import DeltaNetShape
 
 _NAMES = ExpertNames(shared="shared_expert")
@@ -48,16 +49,11 @@ def qwen3_next_shape(config: Any) -> DecoderShape:
     )
 
 
-def _sparse_shape(config: Any) -> SparseShape:
-    routing = Routing(
-        config.num_experts,
-        config.num_experts_per_tok,
-        normalized=bool(getattr(config, "norm_topk_prob", True)),
-        rounded=True,
-    )
+def gated_share(config: Any) -> SparseShape:
+    """Experts, and a shared one whose output is gated."""
     return SparseShape(
         config.moe_intermediate_size,
-        routing,
+        softmax_routing(config),
         config.shared_expert_intermediate_size,
         gated_share=True,
         names=_NAMES,
@@ -68,10 +64,4 @@ def _mlps(config: Any, plain: DecoderShape) -> tuple[MLPShape, ...]:
     """Qwen3.5 has experts in all layers or in none, Qwen3-Next in those that its config names."""
     if not getattr(config, "num_experts", 0):
         return plain.mlps
-    sparse = _sparse_shape(config)
-    dense_layers = getattr(config, "mlp_only_layers", ())
-    every = getattr(config, "decoder_sparse_step", 1)
-    return tuple(
-        mlp if index in dense_layers or (index + 1) % every else sparse
-        for index, mlp in enumerate(plain.mlps)
-    )
+    return experts_of_layers(config, plain.mlps, gated_share(config))

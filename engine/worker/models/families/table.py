@@ -11,19 +11,26 @@ from engine.worker.models.families.deepseek_v2 import (
     is_known_deepseek_v3,
 )
 from engine.worker.models.families.deepseek_v3 import deepseek_v3_shape
+from engine.worker.models.families.dots1 import dots1_shape
 from engine.worker.models.families.gemma2 import gemma2_shape, is_known_gemma
 from engine.worker.models.families.gemma3 import gemma3_shape
 from engine.worker.models.families.glm4_moe import glm4_moe_shape
+from engine.worker.models.families.glm4_moe_lite import glm4_moe_lite_shape, is_known_glm4_moe_lite
 from engine.worker.models.families.gpt_oss import gpt_oss_shape
+from engine.worker.models.families.granite import granite_moe_shape, granite_shape
 from engine.worker.models.families.granitemoehybrid import granite_hybrid_shape, is_known_granite_hybrid
 from engine.worker.models.families.llama import llama_shape
 from engine.worker.models.families.llama4 import is_known_llama4, llama4_shape
 from engine.worker.models.families.mistral import mistral_shape
 from engine.worker.models.families.mixtral import mixtral_shape
 from engine.worker.models.families.qwen2 import qwen2_shape
+from engine.worker.models.families.qwen2_moe import qwen2_moe_shape
 from engine.worker.models.families.qwen3 import qwen3_shape
 from engine.worker.models.families.qwen3_moe import qwen3_moe_shape
 from engine.worker.models.families.qwen3_next import is_known_qwen3_next, qwen3_next_shape
+from engine.worker.models.families.seed_oss import seed_oss_shape
+from engine.worker.models.families.smollm3 import smollm3_shape
+from engine.worker.models.families.solar_open import solar_open_shape
 from engine.worker.models.rotary import STATIC_ROPE_TYPES, all_ropes
 from engine.worker.models.shape import DecoderShape
 
@@ -39,7 +46,14 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "qwen3": qwen3_shape,
     "qwen3_vl_text": qwen3_shape,
     "qwen3_moe": qwen3_moe_shape,
+    "qwen2_moe": qwen2_moe_shape,
+    "seed_oss": seed_oss_shape,
+    "smollm3": smollm3_shape,
+    "granite": granite_shape,
+    "granitemoe": granite_moe_shape,
     "mixtral": mixtral_shape,
+    "dots1": dots1_shape,
+    "solar_open": solar_open_shape,
     "glm4_moe": glm4_moe_shape,
     "gpt_oss": gpt_oss_shape,
     "granitemoehybrid": granite_hybrid_shape,
@@ -50,6 +64,7 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "gemma3_text": gemma3_shape,
     "deepseek_v2": deepseek_v2_shape,
     "deepseek_v3": deepseek_v3_shape,
+    "glm4_moe_lite": glm4_moe_lite_shape,
     "llama4_text": llama4_shape,
 }
 _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
@@ -57,6 +72,7 @@ _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "gemma3_text": is_known_gemma,
     "deepseek_v2": is_known_deepseek_v2,
     "deepseek_v3": is_known_deepseek_v3,
+    "glm4_moe_lite": is_known_glm4_moe_lite,
     "llama4_text": is_known_llama4,
     "granitemoehybrid": is_known_granite_hybrid,
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), is_known_qwen3_next),

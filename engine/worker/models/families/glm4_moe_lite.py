@@ -1,0 +1,27 @@
+"""GLM-4.7-Flash: DeepSeek-V3's latent attention and router in GLM's decoder; the config names the layers with
+experts. The layers for multi-token prediction are not used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from engine.worker.models.families.deepseek_v2 import latent_decoder
+from engine.worker.models.families.glm4_moe import sigmoid_routing
+from engine.worker.models.families.plain import plain_shape
+from engine.worker.models.shape import DecoderShape
+
+
+def is_known_glm4_moe_lite(config: Any) -> bool:
+    is_plain = config.hidden_act == "silu" and config.num_key_value_heads == config.num_attention_heads
+    return is_plain and set(config.mlp_layer_types) <= {"dense", "sparse"}
+
+
+def glm4_moe_lite_shape(config: Any) -> DecoderShape:
+    shape = latent_decoder(config, sigmoid_routing(config), interleaved=bool(config.rope_interleave))
+    dense = plain_shape(config).mlps
+    mlps = (
+        mlp if kind == "sparse" else dense[index]
+        for index, (kind, mlp) in enumerate(zip(config.mlp_layer_types, shape.mlps, strict=True))
+    )
+    return replace(shape, mlps=tuple(mlps))
