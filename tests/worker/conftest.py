@@ -300,6 +300,51 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "position_embedding_type": "rope",
         },
     },
+    "minimax-m2": {
+        "family": "minimax_m2",
+        "intermediate_size": 32,
+        "head_dim": 24,
+        "extra_config": {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "rotary_dim": 12,
+        },
+    },
+    "olmo3": {
+        "family": "olmo3",
+        "num_layers": 4,
+        "extra_config": {
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 10000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 1024,
+                },
+            },
+        },
+    },
+    "exaone4": {
+        "family": "exaone4",
+        "num_layers": 4,
+        "extra_config": {"sliding_window": 12, "sliding_window_pattern": 2},
+    },
+    "ernie4.5": {"family": "ernie4_5", "head_dim": 24, "tie": True, "extra_config": {"use_bias": True}},
+    "glm4": {
+        "family": "glm4",
+        "head_dim": 24,
+        "extra_config": {
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    },
     "seed-oss": {
         "family": "seed_oss",
         "head_dim": 24,
@@ -381,6 +426,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "olmo2": {"family": "olmo2"},
 }
 MODEL_NAMES = tuple(VARIANTS)
+TWO_TABLES = ("qwen2-window", "gemma2", "gemma3", "gpt-oss", "smollm3", "dots1", "olmo3", "exaone4")
+"""Models that have windows in some layers."""
 WITH_STATES = ("qwen3-next", "qwen3.5", "qwen3.5-moe", "granite4", "granite4-dense")
 """Models that have layers with states."""
 

@@ -12,7 +12,7 @@ from engine.core.request import Request
 from engine.frontend.llm import LLM
 from engine.records.messages import JobRef
 from engine.records.sampling_params import SamplingParams
-from tests.worker.conftest import MODEL_NAMES, ModelFolders
+from tests.worker.conftest import MODEL_NAMES, TWO_TABLES, ModelFolders
 from tests.worker.counted_drafts import DraftCounts
 from tests.worker.generation import Reference, SmallEngine, random_tokens
 from tests.worker.random_loads import POLICIES
@@ -22,7 +22,7 @@ from tests.worker.test_random_loads import draw_options
 STATELESS = MODEL_NAMES
 TIGHT = {
     **dict.fromkeys(("mistral-window", "mixtral-window"), 10),
-    **dict.fromkeys(("qwen2-window", "gemma2", "gemma3", "gpt-oss", "llama4", "smollm3", "dots1"), 26),
+    **dict.fromkeys((*TWO_TABLES, "llama4"), 26),
     "llama4-other-switches": 29,
 }
 """Numbers of blocks that are too few for a test's requests, in one block table or several."""

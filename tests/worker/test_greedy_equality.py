@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.records.sampling_params import SamplingParams
-from tests.worker.conftest import MODEL_NAMES, WITH_STATES, ModelFolders
+from tests.worker.conftest import MODEL_NAMES, TWO_TABLES, WITH_STATES, ModelFolders
 from tests.worker.generation import Reference, SmallEngine, random_tokens
 
 SCARCE = {
@@ -15,7 +15,7 @@ SCARCE = {
     "mixtral-window": (13, 16),
     "llama4": (26, 24),
     "llama4-other-switches": (34, 24),
-    **dict.fromkeys(("qwen2-window", "gemma2", "gemma3", "gpt-oss", "smollm3", "dots1"), (32, 24)),
+    **dict.fromkeys(TWO_TABLES, (32, 24)),
 }
 """Numbers of blocks that are too few for a test's requests, and token budgets that lead to preemption: with a
 window fewer blocks are needed, with two block tables more."""

@@ -69,6 +69,8 @@ class FusedDecoder:
         for index, layer in enumerate(self._plain.layers):
             assert isinstance(layer, DecoderLayer)
             assert isinstance(layer.attention, SelfAttention)
+            assert layer.input_norm is not None
+            assert layer.post_attention_norm is not None
             normed, residual = self._ops.rms_norm(x, layer.input_norm, eps, residual)
             attended = self._attend(index, self._linear(layer.attention.qkv, normed), positions)
             normed, residual = self._ops.rms_norm(

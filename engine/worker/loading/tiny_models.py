@@ -30,10 +30,13 @@ MAX_TRAINED_TOKENS = 32_000
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
 
 _GEMMA = ("gemma2", "gemma3_text")
-_DENSE = ("llama", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3", "granite")
+_DENSE = (
+    *("llama", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3", "granite"),
+    *("olmo3", "exaone4", "ernie4_5", "glm4"),
+)
 _SPARSE = (
     *("qwen2_moe", "qwen3_moe", "mixtral", "glm4_moe", "gpt_oss", "llama4_text"),
-    *("dots1", "solar_open", "granitemoe"),
+    *("dots1", "solar_open", "granitemoe", "minimax_m2"),
 )
 _FUSED = ("gpt_oss", "llama4_text")
 """Families that are also published with the experts of a layer in one tensor."""
@@ -42,7 +45,7 @@ _WITH_STATES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehyb
 _OTHERS = ("gpt_neox", "phi", "olmo2")
 FAMILIES = (*_DENSE, *_GEMMA, *_SPARSE, *_LATENT, *_WITH_STATES, *_OTHERS)
 _GROUPED_QUERY = frozenset({*_DENSE, "phi", "olmo2", *_GEMMA, *_SPARSE, *_WITH_STATES})
-_HEADS_OF_HIDDEN = ("qwen2", "qwen2_moe", "smollm3", "granite", "granitemoe")
+_HEADS_OF_HIDDEN = ("qwen2", "qwen2_moe", "smollm3", "granite", "granitemoe", "olmo3", "exaone4")
 """Families whose heads share the hidden size."""
 _OWN_HEAD_DIM = frozenset({*_DENSE, *_GEMMA, *_SPARSE, *_WITH_STATES}.difference(_HEADS_OF_HIDDEN))
 _CORRECTIONS = "e_score_correction_bias"
@@ -134,7 +137,8 @@ def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype, see
         tensors |= _as_published(name, tensor, str(model.config.model_type))
     for name, buffer in model.named_buffers():
         if name.endswith(_CORRECTIONS):
-            tensors[name] = _random_tensor(name, buffer.shape, False, generator)
+            tensor = _random_tensor(name, buffer.shape, False, generator)
+            tensors |= _as_published(name, tensor, str(model.config.model_type))
     if shards == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return
@@ -153,8 +157,9 @@ def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype, see
 def _as_published(name: str, tensor: torch.Tensor, model_type: str) -> dict[str, torch.Tensor]:
     """A tensor under its published names: transformers 5 joins the experts of a layer in one tensor, as only
     the families in ``_FUSED`` and Granite are published."""
-    gate, up, down = ("w1", "w3", "w2") if model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
-    if model_type == "mixtral":
+    gate, up, down = "gate_proj", "up_proj", "down_proj"
+    if model_type in ("mixtral", "minimax_m2"):
+        gate, up, down = "w1", "w3", "w2"
         name = name.replace(".mlp.", ".block_sparse_moe.")
     if model_type.startswith("granitemoe"):
         return {_as_granite_publishes(name): tensor}

@@ -27,8 +27,11 @@ class SelfAttention(nn.Module):
         self.queries_size = shape.query_size * (2 if shape.output_gate else 1)
         """The number of outputs of ``qkv`` before the keys."""
         self.qkv = build.linear(hidden, self.queries_size + 2 * shape.kv_size, shape.qkv_bias)
-        self.q_norm = build.parameter(shape.head_dim) if shape.qk_norm else None
-        self.k_norm = build.parameter(shape.head_dim) if shape.qk_norm else None
+        q_size, k_size = shape.head_dim, shape.head_dim
+        if shape.norms_all_heads:
+            q_size, k_size = shape.query_size, shape.kv_size
+        self.q_norm = build.parameter(q_size) if shape.qk_norm else None
+        self.k_norm = build.parameter(k_size) if shape.qk_norm else None
         self.sinks = build.parameter(shape.num_heads, dtype=torch.float32) if shape.sinks else None
         self.output = build.row_parallel(shape.query_size, hidden, shape.output_bias)
 
@@ -68,25 +71,47 @@ class SelfAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q = qk[:, : self.shape.num_heads]
             k = qk[:, self.shape.num_heads :]
-            qk = torch.cat((self._norm(q, self.q_norm), self._norm(k, self.k_norm)), dim=1)
-        return rotate(qk, cos, sin) if self.shape.has_rope else qk
+            qk = torch.cat(self._normed(q, k, self.q_norm, self.k_norm), dim=1)
+        if not self.shape.has_rope:
+            return qk
+        return rotate(_pairs_apart(qk, cos.shape[-1]) if self.shape.neighbor_rope else qk, cos, sin)
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return normed(x, weight, self.shape)
+    def _normed(
+        self, q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norms of each head, or of all heads. q [num_tokens, num_heads, head_dim], k [num_tokens,
+        num_kv_heads, head_dim] -> the same shapes"""
+        shape = self.shape
+        if not shape.norms_all_heads:
+            return normed(q, q_weight, shape), normed(k, k_weight, shape)
+        if self._group.size == 1:
+            q_normed = normed(q.flatten(1), q_weight, shape)
+            return q_normed.view_as(q), normed(k.flatten(1), k_weight, shape).view_as(k)
+        # Heads of which ranks have copies count as often in the sum as in the number of its terms.
+        squares = torch.stack([x.float().square().sum(dim=(1, 2)) for x in (q, k)])
+        q_sum, k_sum = self._group.all_reduce(squares)[:, :, None, None]
+        return self._of_all(q, q_sum, q_weight), self._of_all(k, k_sum, k_weight)
+
+    def _of_all(self, x: torch.Tensor, sum_of_squares: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """This rank's heads, normalized by all ranks' sum of squares."""
+        mean = sum_of_squares / (x[0].numel() * self._group.size)
+        scaled = x.float() * torch.rsqrt(mean + self.shape.norm_eps)
+        return scaled.to(x.dtype) * weight.view(x.shape[1:])
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""
         shape = self.shape
         rank = self._group.rank
         size = self._group.size
+        kv_index = rank // shape.num_kv_copies
+        kv_count = size // shape.num_kv_copies
         parts = {}
         if self.q_norm is not None and self.k_norm is not None:
-            parts["q_norm.weight"] = TensorPart(self.q_norm)
-            parts["k_norm.weight"] = TensorPart(self.k_norm)
+            of_all = shape.norms_all_heads
+            parts["q_norm.weight"] = TensorPart(self.q_norm, 0, *((rank, size) if of_all else ()))
+            parts["k_norm.weight"] = TensorPart(self.k_norm, 0, *((kv_index, kv_count) if of_all else ()))
         for kind, qkv in self.qkv.named_parameters():
             q, k, v = torch.split(qkv, [self.queries_size, shape.kv_size, shape.kv_size])
-            kv_index = rank // shape.num_kv_copies
-            kv_count = size // shape.num_kv_copies
             parts[f"q_proj.{kind}"] = TensorPart(q, 0, rank, size)
             parts[f"k_proj.{kind}"] = TensorPart(k, 0, kv_index, kv_count)
             parts[f"v_proj.{kind}"] = TensorPart(v, 0, kv_index, kv_count)
@@ -96,3 +121,9 @@ class SelfAttention(nn.Module):
         if self.output.bias is not None:
             parts["o_proj.bias"] = TensorPart(self.output.bias)
         return parts
+
+
+def _pairs_apart(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Moves the first numbers of rotated pairs to the front, for queries and keys alike, which changes no dot
+    product. x [num_tokens, heads, head_dim], of which ``width`` numbers are rotated -> the same shape"""
+    return torch.cat((x[..., :width:2], x[..., 1:width:2], x[..., width:]), dim=-1)

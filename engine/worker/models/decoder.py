@@ -47,17 +47,17 @@ _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 class DecoderLayer(nn.Module):
-    """Attention and an MLP, each with an RMS norm before it and a residual connection around it."""
+    """Attention and an MLP, each with an RMS norm before or after it, and a residual connection around it."""
 
     def __init__(self, shape: DecoderShape, index: int, build: Builder) -> None:
         """``shape``: the shape of this rank's part."""
         super().__init__()
         self._shape = shape
         size = shape.hidden_size
-        self.input_norm = build.parameter(size)
+        self.input_norm = build.parameter(size) if shape.input_norms else None
         self.attention = _build_mixer(shape, index, build)
         self.attention_output_norm = build.parameter(size) if shape.output_norms else None
-        self.post_attention_norm = build.parameter(size)
+        self.post_attention_norm = build.parameter(size) if shape.input_norms else None
         self.mlp_output_norm = build.parameter(size) if shape.output_norms else None
         self.mlp = _build_mlp(shape.hidden_size, shape.mlps[index], build)
 
@@ -88,14 +88,15 @@ class DecoderLayer(nn.Module):
         mixer = self.attention
         prefix = mixer.checkpoint_prefix if isinstance(mixer, GatedDeltaNet | Mamba2) else "self_attn."
         parts = {
-            **{f"{name}.weight": TensorPart(norm) for name, norm in self._named_norms()},
+            **{f"{name}.weight": TensorPart(norm) for name, norm in self._named_norms() if norm is not None},
             **_prefixed(prefix, mixer.checkpoint_parts()),
             **mlp,
         }
         return {_renamed(name, self._shape.other_names): part for name, part in parts.items()}
 
-    def _named_norms(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The layer's norms, by their names in checkpoints: with output norms, by Gemma's names."""
+    def _named_norms(self) -> Iterator[tuple[str, nn.Parameter | None]]:
+        """The layer's norms, by their names in checkpoints: with output norms, by Gemma's names. None in
+        place of those that it does not have."""
         yield "input_layernorm", self.input_norm
         if self.attention_output_norm is None or self.mlp_output_norm is None:
             yield "post_attention_layernorm", self.post_attention_norm

@@ -197,11 +197,17 @@ class DecoderShape:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    norms_all_heads: bool = False
+    """Whether ``qk_norm`` takes the queries, and the keys, of all heads as one vector; otherwise each
+    head's."""
     sinks: bool = False
     """Whether each head has a sink; see ``AttentionBackend.attend``."""
     output_gate: bool = False
     """Whether each head's output is multiplied by the sigmoid of a gate, which is computed with its query."""
     has_rope: bool = True
+    neighbor_rope: bool = False
+    """Whether the numbers of a rotated pair are neighbors; otherwise they are half of the rotated part
+    apart."""
     rotary_dim: int = 0
     """The number of first numbers of each head that are rotated; 0 means all."""
     rope_kinds: tuple[str, ...] = ()
@@ -218,8 +224,10 @@ class DecoderShape:
     """None: all layers use rope in the same way."""
     latent: LatentShape | None = None
     """Latent attention in all layers, with the latent as the only key-value head."""
+    input_norms: bool = True
+    """Whether the inputs of attention and MLP are normalized."""
     output_norms: bool = False
-    """Whether the outputs of attention and MLP are also normalized before they are added."""
+    """Whether the outputs of attention and MLP are normalized before they are added."""
     embedding_scale: float = 1.0
     """A factor of embeddings, rounded to the model's dtype."""
     mlp_prefix: str = "mlp."
@@ -285,11 +293,12 @@ class DecoderShape:
     @property
     def is_compiled(self) -> bool:
         """Whether compiled CPU steps support it: all but latents, a mixed rope, states, gated shared experts,
-        and factors of residuals and logits."""
+        factors of residuals and logits, norms of all heads, missing norms, and ropes of neighbors."""
         has_gate = any(isinstance(mlp, SparseShape) and mlp.gated_share for mlp in self.mlps)
         is_scaled = self.residual_scale != 1.0 or self.logit_divisor != 1.0
         has_attention = self.latent is None and self.mixed_rope is None and not any(self.states)
-        return has_attention and not has_gate and not is_scaled
+        is_llama = self.input_norms and not self.norms_all_heads and not self.neighbor_rope
+        return has_attention and is_llama and not has_gate and not is_scaled
 
     @property
     def is_plain(self) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from engine.records.sampling_params import SamplingParams
-from tests.worker.conftest import WITH_STATES, ModelFolders
+from tests.worker.conftest import TWO_TABLES, WITH_STATES, ModelFolders
 from tests.worker.generation import Reference, SmallEngine, random_tokens
 from tests.worker.parallel.ranks import two_ranks
 
 pytestmark = pytest.mark.slow
 
-MORE_BLOCKS = {**dict.fromkeys(("qwen2-window", "gemma3", "gpt-oss", "smollm3", "dots1"), 30), "llama4": 26}
+MORE_BLOCKS = {**dict.fromkeys(TWO_TABLES, 30), "llama4": 26}
 """Blocks of models with several block tables."""
 SAMPLED = (
     SamplingParams(seed=1, max_tokens=12, ignore_eos=True),
@@ -42,6 +42,11 @@ SAMPLED = (
         "granite3-moe",
         "dots1",
         "glm4-moe-lite",
+        "minimax-m2",
+        "olmo3",
+        "exaone4",
+        "ernie4.5",
+        "glm4",
     ],
 )
 def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: ModelFolders) -> None:
@@ -82,6 +87,8 @@ def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: Mode
         "gpt-oss",
         "llama4-other-switches",
         "granite4",
+        "minimax-m2",
+        "glm4-moe-lite",
     ],
 )
 def test_experts_by_rank_give_the_tokens_of_transformers(name: str, model_folders: ModelFolders) -> None:

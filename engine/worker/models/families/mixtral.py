@@ -11,11 +11,11 @@ from engine.worker.models.shape import DecoderShape, ExpertNames, Routing, Spars
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_NAMES = ExpertNames("block_sparse_moe.", gate="w1", up="w3", down="w2")
+NAMES = ExpertNames("block_sparse_moe.", gate="w1", up="w3", down="w2")
 
 
 def mixtral_shape(config: PreTrainedConfig) -> DecoderShape:
     plain = mistral_shape(config)
     routing = Routing(config.num_local_experts, config.num_experts_per_tok)
-    sparse = SparseShape(config.intermediate_size, routing, names=_NAMES)
+    sparse = SparseShape(config.intermediate_size, routing, names=NAMES)
     return replace(plain, mlps=(sparse,) * plain.num_layers)

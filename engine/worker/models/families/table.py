@@ -12,8 +12,11 @@ from engine.worker.models.families.deepseek_v2 import (
 )
 from engine.worker.models.families.deepseek_v3 import deepseek_v3_shape
 from engine.worker.models.families.dots1 import dots1_shape
+from engine.worker.models.families.ernie4_5 import ernie4_5_shape
+from engine.worker.models.families.exaone4 import exaone4_shape
 from engine.worker.models.families.gemma2 import gemma2_shape, is_known_gemma
 from engine.worker.models.families.gemma3 import gemma3_shape
+from engine.worker.models.families.glm4 import glm4_shape
 from engine.worker.models.families.glm4_moe import glm4_moe_shape
 from engine.worker.models.families.glm4_moe_lite import glm4_moe_lite_shape, is_known_glm4_moe_lite
 from engine.worker.models.families.gpt_oss import gpt_oss_shape
@@ -21,8 +24,10 @@ from engine.worker.models.families.granite import granite_moe_shape, granite_sha
 from engine.worker.models.families.granitemoehybrid import granite_hybrid_shape, is_known_granite_hybrid
 from engine.worker.models.families.llama import llama_shape
 from engine.worker.models.families.llama4 import is_known_llama4, llama4_shape
+from engine.worker.models.families.minimax_m2 import minimax_m2_shape
 from engine.worker.models.families.mistral import mistral_shape
 from engine.worker.models.families.mixtral import mixtral_shape
+from engine.worker.models.families.olmo3 import olmo3_shape
 from engine.worker.models.families.qwen2 import qwen2_shape
 from engine.worker.models.families.qwen2_moe import qwen2_moe_shape
 from engine.worker.models.families.qwen3 import qwen3_shape
@@ -48,10 +53,15 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "qwen3_moe": qwen3_moe_shape,
     "qwen2_moe": qwen2_moe_shape,
     "seed_oss": seed_oss_shape,
+    "olmo3": olmo3_shape,
+    "exaone4": exaone4_shape,
+    "ernie4_5": ernie4_5_shape,
+    "glm4": glm4_shape,
     "smollm3": smollm3_shape,
     "granite": granite_shape,
     "granitemoe": granite_moe_shape,
     "mixtral": mixtral_shape,
+    "minimax_m2": minimax_m2_shape,
     "dots1": dots1_shape,
     "solar_open": solar_open_shape,
     "glm4_moe": glm4_moe_shape,
@@ -78,8 +88,10 @@ _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), is_known_qwen3_next),
 }
 """Checks for families whose configs may request more than their module supports."""
-_SEVERAL_ROPES = frozenset({"gemma3_text"})
-_PARTIAL_ROPE = frozenset({"glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
+_SEVERAL_ROPES = frozenset({"gemma3_text", "olmo3"})
+_PARTIAL_ROPE = frozenset(
+    {"glm4", "glm4_moe", "minimax_m2", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+)
 NATIVE_MODEL_TYPES = _SHAPES.keys()
 
 

@@ -1,0 +1,28 @@
+"""Olmo 3: outputs of attention and MLP are normalized instead of inputs, as are all queries and all keys;
+windows in most layers, with a rope of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from engine.worker.models.base import layer_windows
+from engine.worker.models.families.plain import has_attention_bias, plain_shape
+from engine.worker.models.rotary import all_ropes
+from engine.worker.models.shape import DecoderShape
+
+
+def olmo3_shape(config: Any) -> DecoderShape:
+    biased = has_attention_bias(config)
+    has_one_rope = "" in all_ropes(config)
+    return replace(
+        plain_shape(config),
+        qkv_bias=biased,
+        output_bias=biased,
+        qk_norm=True,
+        norms_all_heads=True,
+        input_norms=False,
+        output_norms=True,
+        windows=tuple(layer_windows(config)),
+        rope_kinds=() if has_one_rope else tuple(config.layer_types),
+    )
