@@ -345,6 +345,58 @@ VARIANTS: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "phi3": {"family": "phi3", "num_kv_heads": 1, "extra_config": {"sliding_window": None}},
+    "granite3-moe-shared": {
+        "family": "granitemoeshared",
+        "intermediate_size": 32,
+        "extra_config": {
+            **_FACTORS,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 48,
+        },
+    },
+    "hy-v3": {
+        "family": "hy_v3",
+        "num_layers": 3,
+        "head_dim": 24,
+        "extra_config": {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    },
+    "exaone-moe": {
+        "family": "exaone_moe",
+        "num_layers": 4,
+        "extra_config": {
+            "sliding_window": 12,
+            "sliding_window_pattern": 2,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+        },
+    },
+    "mellum": {
+        "family": "mellum",
+        "num_layers": 4,
+        "head_dim": 24,
+        "extra_config": {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+        },
+    },
+    "youtu": {
+        "family": "youtu",
+        "num_layers": 3,
+        "tie": True,
+        "extra_config": {**_LATENT, "q_lora_rank": 24},
+    },
     "seed-oss": {
         "family": "seed_oss",
         "head_dim": 24,
@@ -426,7 +478,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "olmo2": {"family": "olmo2"},
 }
 MODEL_NAMES = tuple(VARIANTS)
-TWO_TABLES = ("qwen2-window", "gemma2", "gemma3", "gpt-oss", "smollm3", "dots1", "olmo3", "exaone4")
+TWO_TABLES = (
+    *("qwen2-window", "gemma2", "gemma3", "gpt-oss", "smollm3", "dots1", "olmo3", "exaone4"),
+    *("exaone-moe", "mellum"),
+)
 """Models that have windows in some layers."""
 WITH_STATES = ("qwen3-next", "qwen3.5", "qwen3.5-moe", "granite4", "granite4-dense")
 """Models that have layers with states."""

@@ -32,25 +32,38 @@ MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
 _GEMMA = ("gemma2", "gemma3_text")
 _DENSE = (
     *("llama", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3", "granite"),
-    *("olmo3", "exaone4", "ernie4_5", "glm4"),
+    *("olmo3", "exaone4", "ernie4_5", "glm4", "phi3"),
 )
 _SPARSE = (
     *("qwen2_moe", "qwen3_moe", "mixtral", "glm4_moe", "gpt_oss", "llama4_text"),
-    *("dots1", "solar_open", "granitemoe", "minimax_m2"),
+    *("dots1", "solar_open", "granitemoe", "granitemoeshared", "minimax_m2"),
+    *("hy_v3", "exaone_moe", "mellum"),
 )
 _FUSED = ("gpt_oss", "llama4_text")
 """Families that are also published with the experts of a layer in one tensor."""
-_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu")
 _WITH_STATES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid")
 _OTHERS = ("gpt_neox", "phi", "olmo2")
 FAMILIES = (*_DENSE, *_GEMMA, *_SPARSE, *_LATENT, *_WITH_STATES, *_OTHERS)
 _GROUPED_QUERY = frozenset({*_DENSE, "phi", "olmo2", *_GEMMA, *_SPARSE, *_WITH_STATES})
-_HEADS_OF_HIDDEN = ("qwen2", "qwen2_moe", "smollm3", "granite", "granitemoe", "olmo3", "exaone4")
+_HEADS_OF_HIDDEN = (
+    *("qwen2", "qwen2_moe", "smollm3", "granite", "granitemoe", "granitemoeshared"),
+    *("olmo3", "exaone4", "exaone_moe", "phi3"),
+)
 """Families whose heads share the hidden size."""
 _OWN_HEAD_DIM = frozenset({*_DENSE, *_GEMMA, *_SPARSE, *_WITH_STATES}.difference(_HEADS_OF_HIDDEN))
 _CORRECTIONS = "e_score_correction_bias"
 """Buffers that a checkpoint holds, always in fp32."""
 
+_PUBLISHED = {
+    "hy_v3": (
+        ("mlp.gate.weight", "mlp.router.gate.weight"),
+        ("mlp.e_score_correction_bias", "mlp.expert_bias"),
+        ("mlp.shared_experts.", "mlp.shared_mlp."),
+    ),
+    "exaone_moe": (("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias"),),
+}
+"""Parts of names in checkpoints that differ from transformers'."""
 _DECAYS = "A_log"
 """Parameters that are made small here, so that states remember tokens from far back."""
 
@@ -161,6 +174,8 @@ def _as_published(name: str, tensor: torch.Tensor, model_type: str) -> dict[str,
     if model_type in ("mixtral", "minimax_m2"):
         gate, up, down = "w1", "w3", "w2"
         name = name.replace(".mlp.", ".block_sparse_moe.")
+    for own, published in _PUBLISHED.get(model_type, ()):
+        name = name.replace(own, published)
     if model_type.startswith("granitemoe"):
         return {_as_granite_publishes(name): tensor}
     prefix, _, kind = name.rpartition(".")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from engine.worker.attention.backend import AttentionBackend
-from engine.worker.loading.tensor_part import TensorPart
+from engine.worker.loading.tensor_part import Section, SectionedPart, TensorPart
 from engine.worker.models.builder import Builder
 from engine.worker.models.norms import normed
 from engine.worker.models.rotary import rotate
@@ -111,6 +111,11 @@ class SelfAttention(nn.Module):
             parts["q_norm.weight"] = TensorPart(self.q_norm, 0, *((rank, size) if of_all else ()))
             parts["k_norm.weight"] = TensorPart(self.k_norm, 0, *((kv_index, kv_count) if of_all else ()))
         for kind, qkv in self.qkv.named_parameters():
+            if shape.joined_qkv:
+                of_kv = Section(shape.kv_size, kv_index, kv_count)
+                sections = (Section(self.queries_size, rank, size), of_kv, of_kv)
+                parts[f"qkv_proj.{kind}"] = SectionedPart.of(qkv, sections)
+                continue
             q, k, v = torch.split(qkv, [self.queries_size, shape.kv_size, shape.kv_size])
             parts[f"q_proj.{kind}"] = TensorPart(q, 0, rank, size)
             parts[f"k_proj.{kind}"] = TensorPart(k, 0, kv_index, kv_count)

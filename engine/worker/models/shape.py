@@ -195,6 +195,8 @@ class DecoderShape:
     states: tuple[StateShape | None, ...] = ()
     """The state that each layer keeps instead of attention, None where it attends; empty: all attend."""
     qkv_bias: bool = False
+    joined_qkv: bool = False
+    """Whether a checkpoint has the linears of queries, keys and values in one tensor."""
     output_bias: bool = False
     qk_norm: bool = False
     norms_all_heads: bool = False

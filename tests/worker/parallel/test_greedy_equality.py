@@ -47,6 +47,11 @@ SAMPLED = (
         "exaone4",
         "ernie4.5",
         "glm4",
+        "phi3",
+        "hy-v3",
+        "exaone-moe",
+        "mellum",
+        "youtu",
     ],
 )
 def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: ModelFolders) -> None:

@@ -55,20 +55,19 @@ def deepseek_v2_shape(config: Any) -> DecoderShape:
 
 def latent_decoder(config: Any, routing: Routing, *, interleaved: bool) -> DecoderShape:
     """The shape of a decoder with latent attention and a mixture of experts after its first layers."""
-    plain = plain_shape(config)
-    latent = _latent_shape(config, interleaved)
+    plain = with_latents(plain_shape(config), config, interleaved=interleaved)
     size = config.moe_intermediate_size
     sparse = SparseShape(size, routing, size * (config.n_shared_experts or 0))
     first = getattr(config, "first_k_dense_replace", 0) or 0
     mlps = tuple(mlp if index < first else sparse for index, mlp in enumerate(plain.mlps))
+    return replace(plain, mlps=mlps, num_unused_layers=getattr(config, "num_nextn_predict_layers", None) or 0)
+
+
+def with_latents(plain: DecoderShape, config: Any, *, interleaved: bool) -> DecoderShape:
+    """The shape with latent attention in all layers."""
+    latent = _latent_shape(config, interleaved)
     return replace(
-        plain,
-        num_kv_heads=1,
-        head_dim=latent.latent_size,
-        rotary_dim=latent.rope_dim,
-        latent=latent,
-        mlps=mlps,
-        num_unused_layers=getattr(config, "num_nextn_predict_layers", 0),
+        plain, num_kv_heads=1, head_dim=latent.latent_size, rotary_dim=latent.rope_dim, latent=latent
     )
 
 

@@ -8,20 +8,16 @@ from typing import Any
 
 from engine.worker.models.families.deepseek_v2 import latent_decoder
 from engine.worker.models.families.glm4_moe import sigmoid_routing
-from engine.worker.models.families.plain import plain_shape
+from engine.worker.models.families.plain import mlps_by_kind, names_mlps, plain_shape
 from engine.worker.models.shape import DecoderShape
 
 
 def is_known_glm4_moe_lite(config: Any) -> bool:
-    is_plain = config.hidden_act == "silu" and config.num_key_value_heads == config.num_attention_heads
-    return is_plain and set(config.mlp_layer_types) <= {"dense", "sparse"}
+    has_all_heads: bool = config.num_key_value_heads == config.num_attention_heads
+    return names_mlps(config) and has_all_heads
 
 
 def glm4_moe_lite_shape(config: Any) -> DecoderShape:
     shape = latent_decoder(config, sigmoid_routing(config), interleaved=bool(config.rope_interleave))
     dense = plain_shape(config).mlps
-    mlps = (
-        mlp if kind == "sparse" else dense[index]
-        for index, (kind, mlp) in enumerate(zip(config.mlp_layer_types, shape.mlps, strict=True))
-    )
-    return replace(shape, mlps=tuple(mlps))
+    return replace(shape, mlps=mlps_by_kind(config, dense, sparse=shape.mlps[-1]))

@@ -1,4 +1,4 @@
-"""Granite 3 and its mixture of experts: factors of embeddings, residuals, scores and logits."""
+"""Granite 3 and its mixtures of experts: factors of embeddings, residuals, scores and logits."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from engine.worker.models.families.plain import has_attention_bias, plain_shape
-from engine.worker.models.shape import DecoderShape, DenseShape, Routing, SparseShape
+from engine.worker.models.shape import DecoderShape, DenseShape, ExpertNames, Routing, SparseShape
 
-JOINED_EXPERTS = (
+NAMES = (
     ("mlp.gate.", "block_sparse_moe.router.layer."),
     ("mlp.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
     ("mlp.experts.down_proj", "block_sparse_moe.output_linear.weight"),
+    ("mlp.shared_experts.gate_up_proj.", "shared_mlp.input_linear."),
+    ("mlp.shared_experts.down_proj.", "shared_mlp.output_linear."),
 )
 """Names of tensors in Granite's checkpoints."""
 
@@ -22,9 +24,11 @@ def granite_shape(config: Any) -> DecoderShape:
 
 
 def granite_moe_shape(config: Any) -> DecoderShape:
-    sparse = SparseShape(config.intermediate_size, chosen_softmax(config))
+    shared_size = getattr(config, "shared_intermediate_size", 0)
+    names = ExpertNames(joined_share=True)
+    sparse = SparseShape(config.intermediate_size, chosen_softmax(config), shared_size, names=names)
     mlps = (sparse,) * config.num_hidden_layers
-    return replace(scaled_shape(config), mlps=mlps, other_names=JOINED_EXPERTS)
+    return replace(scaled_shape(config), mlps=mlps, other_names=NAMES)
 
 
 def scaled_shape(config: Any) -> DecoderShape:

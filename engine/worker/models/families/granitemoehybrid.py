@@ -7,16 +7,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from engine.worker.models.families.granite import JOINED_EXPERTS, chosen_softmax, scaled_shape
+from engine.worker.models.families.granite import NAMES, chosen_softmax, scaled_shape
 from engine.worker.models.shape import DecoderShape, DenseShape, ExpertNames, MLPShape, SparseShape
 from engine.worker.models.state_shapes import MambaShape
 
 _EVERY_STEP = (0.0, math.inf)
-_NAMES = ExpertNames(joined_share=True)
+_EXPERT_NAMES = ExpertNames(joined_share=True)
 _OTHER_NAMES = (
-    *JOINED_EXPERTS,
-    ("mlp.shared_experts.gate_up_proj.", "shared_mlp.input_linear."),
-    ("mlp.shared_experts.down_proj.", "shared_mlp.output_linear."),
+    *NAMES,
     ("mlp.gate_up_proj.", "shared_mlp.input_linear."),
     ("mlp.down_proj.", "shared_mlp.output_linear."),
 )
@@ -57,4 +55,6 @@ def _mlp_shape(config: Any) -> MLPShape:
     if not config.num_local_experts:
         return DenseShape(config.shared_intermediate_size, joined=True)
     routing = chosen_softmax(config)
-    return SparseShape(config.intermediate_size, routing, config.shared_intermediate_size, names=_NAMES)
+    return SparseShape(
+        config.intermediate_size, routing, config.shared_intermediate_size, names=_EXPERT_NAMES
+    )

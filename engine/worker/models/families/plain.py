@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from engine.worker.models.shape import DecoderShape, DenseShape
+from engine.worker.models.shape import DecoderShape, DenseShape, MLPShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -25,6 +26,17 @@ def plain_shape(config: PreTrainedConfig) -> DecoderShape:
         windows=(None,) * num_layers,
         mlps=(DenseShape(getattr(config, "intermediate_size", 0)),) * num_layers,
     )
+
+
+def mlps_by_kind(config: Any, dense: Sequence[MLPShape], sparse: MLPShape) -> tuple[MLPShape, ...]:
+    """The MLP of each layer, where the config names those with experts."""
+    kinds = zip(config.mlp_layer_types, dense, strict=True)
+    return tuple(sparse if kind == "sparse" else mlp for kind, mlp in kinds)
+
+
+def names_mlps(config: Any) -> bool:
+    """Whether the config asks for SiLU and for no other kinds of MLPs."""
+    return config.hidden_act == "silu" and set(config.mlp_layer_types) <= {"dense", "sparse"}
 
 
 def has_attention_bias(config: PreTrainedConfig) -> bool:

@@ -14,6 +14,7 @@ from engine.worker.models.families.deepseek_v3 import deepseek_v3_shape
 from engine.worker.models.families.dots1 import dots1_shape
 from engine.worker.models.families.ernie4_5 import ernie4_5_shape
 from engine.worker.models.families.exaone4 import exaone4_shape
+from engine.worker.models.families.exaone_moe import exaone_moe_shape
 from engine.worker.models.families.gemma2 import gemma2_shape, is_known_gemma
 from engine.worker.models.families.gemma3 import gemma3_shape
 from engine.worker.models.families.glm4 import glm4_shape
@@ -22,12 +23,16 @@ from engine.worker.models.families.glm4_moe_lite import glm4_moe_lite_shape, is_
 from engine.worker.models.families.gpt_oss import gpt_oss_shape
 from engine.worker.models.families.granite import granite_moe_shape, granite_shape
 from engine.worker.models.families.granitemoehybrid import granite_hybrid_shape, is_known_granite_hybrid
+from engine.worker.models.families.hy_v3 import hy_v3_shape, is_known_hy_v3
 from engine.worker.models.families.llama import llama_shape
 from engine.worker.models.families.llama4 import is_known_llama4, llama4_shape
+from engine.worker.models.families.mellum import mellum_shape
 from engine.worker.models.families.minimax_m2 import minimax_m2_shape
 from engine.worker.models.families.mistral import mistral_shape
 from engine.worker.models.families.mixtral import mixtral_shape
 from engine.worker.models.families.olmo3 import olmo3_shape
+from engine.worker.models.families.phi3 import phi3_shape
+from engine.worker.models.families.plain import names_mlps
 from engine.worker.models.families.qwen2 import qwen2_shape
 from engine.worker.models.families.qwen2_moe import qwen2_moe_shape
 from engine.worker.models.families.qwen3 import qwen3_shape
@@ -36,6 +41,7 @@ from engine.worker.models.families.qwen3_next import is_known_qwen3_next, qwen3_
 from engine.worker.models.families.seed_oss import seed_oss_shape
 from engine.worker.models.families.smollm3 import smollm3_shape
 from engine.worker.models.families.solar_open import solar_open_shape
+from engine.worker.models.families.youtu import is_known_youtu, youtu_shape
 from engine.worker.models.rotary import STATIC_ROPE_TYPES, all_ropes
 from engine.worker.models.shape import DecoderShape
 
@@ -60,8 +66,13 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "smollm3": smollm3_shape,
     "granite": granite_shape,
     "granitemoe": granite_moe_shape,
+    "granitemoeshared": granite_moe_shape,
+    "phi3": phi3_shape,
     "mixtral": mixtral_shape,
     "minimax_m2": minimax_m2_shape,
+    "hy_v3": hy_v3_shape,
+    "exaone_moe": exaone_moe_shape,
+    "mellum": mellum_shape,
     "dots1": dots1_shape,
     "solar_open": solar_open_shape,
     "glm4_moe": glm4_moe_shape,
@@ -75,6 +86,7 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "deepseek_v2": deepseek_v2_shape,
     "deepseek_v3": deepseek_v3_shape,
     "glm4_moe_lite": glm4_moe_lite_shape,
+    "youtu": youtu_shape,
     "llama4_text": llama4_shape,
 }
 _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
@@ -83,14 +95,17 @@ _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "deepseek_v2": is_known_deepseek_v2,
     "deepseek_v3": is_known_deepseek_v3,
     "glm4_moe_lite": is_known_glm4_moe_lite,
+    "youtu": is_known_youtu,
+    "hy_v3": is_known_hy_v3,
+    **dict.fromkeys(("exaone_moe", "mellum"), names_mlps),
     "llama4_text": is_known_llama4,
     "granitemoehybrid": is_known_granite_hybrid,
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), is_known_qwen3_next),
 }
 """Checks for families whose configs may request more than their module supports."""
-_SEVERAL_ROPES = frozenset({"gemma3_text", "olmo3"})
+_SEVERAL_ROPES = frozenset({"gemma3_text", "mellum", "olmo3"})
 _PARTIAL_ROPE = frozenset(
-    {"glm4", "glm4_moe", "minimax_m2", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+    {"glm4", "glm4_moe", "phi3", "minimax_m2", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 )
 NATIVE_MODEL_TYPES = _SHAPES.keys()
 
