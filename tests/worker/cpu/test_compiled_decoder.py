@@ -110,6 +110,38 @@ VARIANTS |= {
     },
 }
 VARIANTS |= {
+    "a layer without rope, a window": {
+        "family": "smollm3",
+        "hidden_size": 128,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "tie": True,
+        "extra_config": {
+            "no_rope_layers": [1, 0, 0],
+            "use_sliding_window": True,
+            "sliding_window": 12,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    },
+    "queries, keys and values in one tensor, a bias nowhere": {
+        "family": "phi3",
+        "hidden_size": 128,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "extra_config": {"sliding_window": None},
+    },
+    "all experts of another sigmoid, a shared one": {
+        "family": "hy_v3",
+        "head_dim": 64,
+        "extra_config": {
+            "num_experts": 4,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 64,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    },
+}
+VARIANTS |= {
     "Gemma 2: soft caps, norms of outputs, GELU": {
         "family": "gemma2",
         "hidden_size": 128,
