@@ -182,7 +182,7 @@ def test_a_model_with_a_drafter_does_not_sleep(folders: dict[str, Path]) -> None
         llm.sleep()
 
 
-@pytest.mark.parametrize("family", ["qwen3-next", "granite4"])
+@pytest.mark.parametrize("family", ["qwen3-next", "granite4", "nemotron-h", "lfm2-moe"])
 def test_states_are_those_of_the_loaded_weights(family: str, tmp_path: Path) -> None:
     """After a sleep, and after other weights, answers are transformers' own, also those that continue a kept
     prefix."""

@@ -30,6 +30,18 @@ _DELTA_NET = {
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 16,
 }
+_NEMOTRON = {
+    "ssm_state_size": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "time_step_min": 0.05,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "routed_scaling_factor": 1.5,
+}
 _FACTORS = {
     "embedding_multiplier": 3.0,
     "logits_scaling": 2.0,
@@ -473,6 +485,45 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
         },
     },
+    "nemotron-h": {
+        "family": "nemotron_h",
+        "extra_config": {
+            **_NEMOTRON,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+        },
+    },
+    "nemotron-h-dense": {
+        "family": "nemotron_h",
+        "intermediate_size": 48,
+        "extra_config": {
+            **_NEMOTRON,
+            "mlp_bias": True,
+            "use_bias": True,
+            "n_groups": 1,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
+        },
+    },
+    "lfm2": {
+        "family": "lfm2",
+        "num_layers": 4,
+        "tie": True,
+        "extra_config": {
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "conv_bias": True,
+            "block_multiple_of": 16,
+        },
+    },
+    "lfm2-moe": {
+        "family": "lfm2_moe",
+        "num_layers": 4,
+        "extra_config": {
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+        },
+    },
     "gpt_neox": {"family": "gpt_neox"},
     "phi": {"family": "phi"},
     "olmo2": {"family": "olmo2"},
@@ -483,7 +534,10 @@ TWO_TABLES = (
     *("exaone-moe", "mellum"),
 )
 """Models that have windows in some layers."""
-WITH_STATES = ("qwen3-next", "qwen3.5", "qwen3.5-moe", "granite4", "granite4-dense")
+WITH_STATES = (
+    *("qwen3-next", "qwen3.5", "qwen3.5-moe", "granite4", "granite4-dense"),
+    *("nemotron-h", "nemotron-h-dense", "lfm2", "lfm2-moe"),
+)
 """Models that have layers with states."""
 
 

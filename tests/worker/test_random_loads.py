@@ -171,7 +171,7 @@ def test_mixtures_of_experts_too(family: str, seed: int, tmp_path: Path) -> None
     oracle.close()
 
 
-@pytest.mark.parametrize("name", ["qwen3-next", "granite4"])
+@pytest.mark.parametrize("name", ["qwen3-next", "granite4", "nemotron-h-dense", "lfm2"])
 @pytest.mark.parametrize("seed", range(4))
 def test_models_with_states_too(name: str, seed: int, model_folders: ModelFolders, tmp_path: Path) -> None:
     """The same holds where a prefix hit needs a kept state: with slots for a single request or for many, and

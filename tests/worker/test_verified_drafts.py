@@ -98,7 +98,7 @@ def test_an_answer_is_that_without_drafts(
     assert kind != "said" or counts.num_accepted > 40
 
 
-@pytest.mark.parametrize("name", ["granite4", "qwen3-next"])
+@pytest.mark.parametrize("name", ["granite4", "qwen3-next", "nemotron-h", "lfm2"])
 @pytest.mark.parametrize("ops", ["compiled", "torch"])
 def test_states_are_those_behind_the_drafts_that_were_taken(
     name: str, ops: str, model_folders: ModelFolders, monkeypatch: pytest.MonkeyPatch

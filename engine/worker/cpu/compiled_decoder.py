@@ -168,7 +168,8 @@ def with_compiled_steps(
 def _is_known(model: Decoder) -> bool:
     """Whether the kernels support everything that this decoder computes."""
     shape = model.shape
-    inner = (mlp.intermediate_size if isinstance(mlp, DenseShape) else mlp.shared_size for mlp in shape.mlps)
+    mlps = [mlp for mlp in shape.mlps if mlp is not None]
+    inner = (mlp.intermediate_size if isinstance(mlp, DenseShape) else mlp.shared_size for mlp in mlps)
     sizes = (shape.hidden_size, *inner, shape.query_size, shape.kv_size)
     is_looked_up = model.lm_head is None or isinstance(model.embedding, Embedding)
     return (

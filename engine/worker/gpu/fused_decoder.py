@@ -79,6 +79,7 @@ class FusedDecoder:
             if isinstance(layer.mlp, GatedMLP):
                 x = self._linear(layer.mlp.down, self._opened(layer.mlp.gate_up, normed))
             else:
+                assert isinstance(layer.mlp, MixtureOfExperts)
                 x = self._mix(layer.mlp, normed)
         assert residual is not None, "a decoder has layers"
         if not self._plain.is_last:

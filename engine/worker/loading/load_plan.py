@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from engine.errors import ModelLoadError
 from engine.worker.loading.checkpoint import Checkpoint
 from engine.worker.loading.formats.weight_format import WeightFormat
 from engine.worker.loading.model_folder import is_multimodal_folder
-from engine.worker.loading.text_decoder import decoder_name, headless_name
+from engine.worker.loading.text_decoder import decoder_name, headless_name, usual_names
 from engine.worker.memory import as_gib, available_bytes
 from engine.worker.models.base import architecture_of
 from engine.worker.parallel.group import ALONE, TensorParallelGroup, sharers
@@ -62,8 +63,13 @@ class LoadPlan:
     def decoder_checkpoint(self) -> Checkpoint:
         """Read the headers of the decoder's weights, by their names in a folder of the decoder alone. Raises
         ModelLoadError."""
-        name_of = decoder_name if self.multimodal else headless_name if self.headless else None
-        return Checkpoint(self.folder, self.weights_name, self.weight_format, name_of)
+        return Checkpoint(self.folder, self.weights_name, self.weight_format, self._name_of())
+
+    def _name_of(self) -> Callable[[str], str | None] | None:
+        """The function that maps a tensor's name to the decoder's; None if they are the same."""
+        if self.multimodal:
+            return decoder_name
+        return headless_name if self.headless else usual_names(self.config.model_type)
 
     @property
     def architecture(self) -> str:

@@ -3,7 +3,8 @@ which of their tensors are the decoder's. Knows no model code."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,6 +35,34 @@ _TOWERS = {
 
 
 _HEADS = ("lm_head.", "score.")
+
+
+_LFM2 = {"model.embedding_norm.": "model.norm."}
+_OWN_PREFIXES = {
+    "lfm2": _LFM2,
+    "lfm2_moe": _LFM2,
+    "nemotron_h": {
+        "backbone.layers.": "model.layers.",
+        **{f"{of}.embeddings.": "model.embed_tokens." for of in ("backbone", "model")},
+        **{f"{of}.norm_f.": "model.norm." for of in ("backbone", "model")},
+    },
+}
+"""Prefixes of tensor names outside of layers, as published and as transformers holds them, each with the
+usual one; by model type."""
+
+
+def usual_names(model_type: str) -> Callable[[str], str] | None:
+    """The function that maps a tensor's name in a folder of this type to the usual one; None if all are
+    usual."""
+    prefixes = _OWN_PREFIXES.get(model_type)
+    return None if prefixes is None else partial(_usual_name, prefixes)
+
+
+def _usual_name(prefixes: Mapping[str, str], name: str) -> str:
+    for prefix, usual in prefixes.items():
+        if name.startswith(prefix):
+            return usual + name.removeprefix(prefix)
+    return name
 
 
 def is_multimodal(raw: Mapping[str, Any]) -> bool:

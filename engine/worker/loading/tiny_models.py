@@ -42,17 +42,20 @@ _SPARSE = (
 _FUSED = ("gpt_oss", "llama4_text")
 """Families that are also published with the experts of a layer in one tensor."""
 _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu")
-_WITH_STATES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid")
+_WITH_STATES = (
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h"),
+    *("lfm2", "lfm2_moe"),
+)
 _OTHERS = ("gpt_neox", "phi", "olmo2")
 FAMILIES = (*_DENSE, *_GEMMA, *_SPARSE, *_LATENT, *_WITH_STATES, *_OTHERS)
 _GROUPED_QUERY = frozenset({*_DENSE, "phi", "olmo2", *_GEMMA, *_SPARSE, *_WITH_STATES})
 _HEADS_OF_HIDDEN = (
     *("qwen2", "qwen2_moe", "smollm3", "granite", "granitemoe", "granitemoeshared"),
-    *("olmo3", "exaone4", "exaone_moe", "phi3"),
+    *("olmo3", "exaone4", "exaone_moe", "phi3", "lfm2", "lfm2_moe"),
 )
 """Families whose heads share the hidden size."""
 _OWN_HEAD_DIM = frozenset({*_DENSE, *_GEMMA, *_SPARSE, *_WITH_STATES}.difference(_HEADS_OF_HIDDEN))
-_CORRECTIONS = "e_score_correction_bias"
+_CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 """Buffers that a checkpoint holds, always in fp32."""
 
 _PUBLISHED = {
@@ -61,6 +64,7 @@ _PUBLISHED = {
         ("mlp.e_score_correction_bias", "mlp.expert_bias"),
         ("mlp.shared_experts.", "mlp.shared_mlp."),
     ),
+    "nemotron_h": (("model.", "backbone."),),
     "exaone_moe": (("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias"),),
 }
 """Parts of names in checkpoints that differ from transformers'."""
@@ -171,6 +175,8 @@ def _as_published(name: str, tensor: torch.Tensor, model_type: str) -> dict[str,
     """A tensor under its published names: transformers 5 joins the experts of a layer in one tensor, as only
     the families in ``_FUSED`` and Granite are published."""
     gate, up, down = "gate_proj", "up_proj", "down_proj"
+    if model_type == "lfm2_moe":
+        gate, up, down = "w1", "w3", "w2"
     if model_type in ("mixtral", "minimax_m2"):
         gate, up, down = "w1", "w3", "w2"
         name = name.replace(".mlp.", ".block_sparse_moe.")
@@ -183,7 +189,11 @@ def _as_published(name: str, tensor: torch.Tensor, model_type: str) -> dict[str,
         return {name: tensor}
     tensors: dict[str, torch.Tensor] = {}
     for index, expert in enumerate(tensor):
-        names, rows = ((gate, up), expert.chunk(2)) if kind == "gate_up_proj" else ((down,), (expert,))
+        names: tuple[str, ...] = (up if kind == "up_proj" else down,)
+        rows: tuple[torch.Tensor, ...] = (expert,)
+        if kind == "gate_up_proj":
+            names = (gate, up)
+            rows = expert.chunk(2)
         for each, part in zip(names, rows, strict=True):
             tensors[f"{prefix}.{index}.{each}.weight"] = part.contiguous().clone()
     return tensors

@@ -26,15 +26,16 @@ from engine.worker.models.latent_attention import LatentAttention
 from engine.worker.models.linears import Embedding, replace_modules
 from engine.worker.models.mamba2 import Mamba2
 from engine.worker.models.mixed_rope_attention import MixedRopeAttention, QueryFactors
-from engine.worker.models.mlp import GatedMLP
+from engine.worker.models.mlp import GatedMLP, SquaredMLP
 from engine.worker.models.moe import Experts, MixtureOfExperts
 from engine.worker.models.norms import normed
 from engine.worker.models.placed_pictures import PlacedPictures
 from engine.worker.models.replacements import choose_replacements
 from engine.worker.models.rotary import RotaryEmbedding
 from engine.worker.models.shape import NO_ROPE, DecoderShape, DenseShape, MLPShape
+from engine.worker.models.short_conv import ShortConv
 from engine.worker.models.state_layers import StateLayer
-from engine.worker.models.state_shapes import DeltaNetShape
+from engine.worker.models.state_shapes import DeltaNetShape, ShortConvShape
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.parallel.linears import ParallelLMHead, VocabParallelEmbedding
 from engine.worker.states.state_pool import StatePool, StateSpec
@@ -42,31 +43,36 @@ from engine.worker.states.state_pool import StatePool, StateSpec
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_FUSED_EXPERTS = (".experts.gate_up_proj", ".block_sparse_moe.input_linear.weight")
+_FUSED_EXPERTS = (".experts.gate_up_proj", ".block_sparse_moe.input_linear.weight", ".experts.up_proj")
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 class DecoderLayer(nn.Module):
-    """Attention and an MLP, each with an RMS norm before or after it, and a residual connection around it."""
+    """Attention and an MLP, or one of them, each with an RMS norm before or after it, and a residual
+    connection around it."""
 
     def __init__(self, shape: DecoderShape, index: int, build: Builder) -> None:
         """``shape``: the shape of this rank's part."""
         super().__init__()
         self._shape = shape
         size = shape.hidden_size
-        self.input_norm = build.parameter(size) if shape.input_norms else None
-        self.attention = _build_mixer(shape, index, build)
+        mixes, mlp = shape.mixes_in(index), shape.mlps[index]
+        self.input_norm = build.parameter(size) if shape.input_norms and mixes else None
+        self.attention = _build_mixer(shape, index, build) if mixes else None
         self.attention_output_norm = build.parameter(size) if shape.output_norms else None
-        self.post_attention_norm = build.parameter(size) if shape.input_norms else None
+        self.post_attention_norm = build.parameter(size) if shape.input_norms and mlp else None
         self.mlp_output_norm = build.parameter(size) if shape.output_norms else None
-        self.mlp = _build_mlp(shape.hidden_size, shape.mlps[index], build)
+        self.mlp = None if mlp is None else _build_mlp(shape.hidden_size, mlp, build)
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
     ) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
-        attended = self.attention(self._norm(x, self.input_norm), cos, sin, attention)
-        x = x + self._scaled(self._norm(attended, self.attention_output_norm))
+        if self.attention is not None:
+            attended = self.attention(self._norm(x, self.input_norm), cos, sin, attention)
+            x = x + self._scaled(self._norm(attended, self.attention_output_norm))
+        if self.mlp is None:
+            return x
         output: torch.Tensor = self.mlp(self._norm(x, self.post_attention_norm))
         return x + self._scaled(self._norm(output, self.mlp_output_norm))
 
@@ -80,18 +86,15 @@ class DecoderLayer(nn.Module):
     def checkpoint_parts(self, *, fused: bool = False) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills. ``fused``: see
         ``Experts.fused_parts``."""
-        mlp = (
-            _prefixed(self._shape.mlp_prefix, self.mlp.checkpoint_parts())
-            if isinstance(self.mlp, GatedMLP)
-            else self.mlp.checkpoint_parts(fused=fused)
-        )
+        parts = {f"{name}.weight": TensorPart(norm) for name, norm in self._named_norms() if norm is not None}
         mixer = self.attention
-        prefix = mixer.checkpoint_prefix if isinstance(mixer, GatedDeltaNet | Mamba2) else "self_attn."
-        parts = {
-            **{f"{name}.weight": TensorPart(norm) for name, norm in self._named_norms() if norm is not None},
-            **_prefixed(prefix, mixer.checkpoint_parts()),
-            **mlp,
-        }
+        if mixer is not None:
+            prefix = getattr(mixer, "checkpoint_prefix", "self_attn.")
+            parts |= _prefixed(prefix, mixer.checkpoint_parts())
+        if isinstance(self.mlp, MixtureOfExperts):
+            parts |= self.mlp.checkpoint_parts(fused=fused)
+        elif self.mlp is not None:
+            parts |= _prefixed(self._shape.mlp_prefix, self.mlp.checkpoint_parts())
         return {_renamed(name, self._shape.other_names): part for name, part in parts.items()}
 
     def _named_norms(self) -> Iterator[tuple[str, nn.Parameter | None]]:
@@ -108,15 +111,17 @@ class DecoderLayer(nn.Module):
 
 def _build_mixer(
     shape: DecoderShape, index: int, build: Builder
-) -> SelfAttention | LatentAttention | GatedDeltaNet | Mamba2:
+) -> SelfAttention | LatentAttention | GatedDeltaNet | Mamba2 | ShortConv:
     """The module that mixes tokens in a layer: attention, or one with a state instead."""
     if shape.states:
         state = shape.states[index]
         if state is not None:
             if isinstance(state, DeltaNetShape):
                 return GatedDeltaNet(shape, state, build)
+            if isinstance(state, ShortConvShape):
+                return ShortConv(shape, state, build)
             return Mamba2(shape, state, build)
-        index = shape.states[:index].count(None)
+        index = shape.attention_index(index)
     if shape.mixed_rope is not None:
         return MixedRopeAttention(shape, shape.mixed_rope, index, build)
     if shape.latent is not None:
@@ -124,9 +129,10 @@ def _build_mixer(
     return SelfAttention(shape, index, build)
 
 
-def _build_mlp(hidden_size: int, shape: MLPShape, build: Builder) -> GatedMLP | MixtureOfExperts:
+def _build_mlp(hidden_size: int, shape: MLPShape, build: Builder) -> GatedMLP | SquaredMLP | MixtureOfExperts:
     if isinstance(shape, DenseShape):
-        return GatedMLP(hidden_size, shape, build)
+        kind = SquaredMLP if shape.squared else GatedMLP
+        return kind(hidden_size, shape, build)
     return MixtureOfExperts(hidden_size, shape, build)
 
 
@@ -270,9 +276,9 @@ class Decoder(nn.Module):
         """Take part, without own tokens, in a step of other cores with which this one shares experts."""
         nothing = self.final_norm.new_empty((0, self.shape.hidden_size))
         for layer in self.layers:
-            mlp = layer.get_submodule("mlp")
-            if isinstance(mlp, MixtureOfExperts):
-                mlp(nothing)
+            assert isinstance(layer, DecoderLayer)
+            if isinstance(layer.mlp, MixtureOfExperts):
+                layer.mlp(nothing)
 
     @property
     def shares_experts(self) -> bool:
@@ -346,7 +352,9 @@ class Decoder(nn.Module):
         index = int(in_layer[1])
         if index not in self.layer_numbers:
             return index < self.num_all_layers + self.shape.num_unused_layers
-        mlp = self.layers[index - self.layer_numbers.start].get_submodule("mlp")
+        layer = self.layers[index - self.layer_numbers.start]
+        assert isinstance(layer, DecoderLayer)
+        mlp = layer.mlp
         return isinstance(mlp, MixtureOfExperts) and mlp.is_of_other_rank(in_layer[2])
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:

@@ -1,14 +1,42 @@
-"""A decoder's gated MLP."""
+"""A decoder's MLPs: with a gate, or with a square."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import gelu, relu, silu
 
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.builder import Builder
 from engine.worker.models.shape import DenseShape
+
+
+class SquaredMLP(nn.Module):
+    """``down(relu(up) ** 2)``, or a rank's part of it."""
+
+    def __init__(self, hidden_size: int, shape: DenseShape, build: Builder, *, partial: bool = False) -> None:
+        """``partial``: the caller adds up the outputs of ranks."""
+        super().__init__()
+        self._group = build.group
+        inner = shape.intermediate_size
+        self.up = build.linear(hidden_size, inner, shape.bias)
+        self.down = (build.linear if partial else build.row_parallel)(inner, hidden_size, shape.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape"""
+        output: torch.Tensor = self.down(relu(self.up(x)).square())
+        return output
+
+    def checkpoint_parts(self) -> dict[str, TensorPart]:
+        """The checkpoint's tensor names, each with its part and the parameter that it fills."""
+        rank = self._group.rank
+        size = self._group.size
+        ups = self.up.named_parameters()
+        parts = {f"up_proj.{kind}": TensorPart(up, 0, rank, size) for kind, up in ups}
+        parts["down_proj.weight"] = TensorPart(self.down.weight, 1, rank, size)
+        if self.down.bias is not None:
+            parts["down_proj.bias"] = TensorPart(self.down.bias)
+        return parts
 
 
 class GatedMLP(nn.Module):

@@ -10,11 +10,11 @@ from itertools import pairwise
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear, relu, silu
 
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.builder import Builder
-from engine.worker.models.mlp import GatedMLP
+from engine.worker.models.mlp import GatedMLP, SquaredMLP
 from engine.worker.models.routing import Router
 from engine.worker.models.shape import ClampedGate, DenseShape, SparseShape
 from engine.worker.parallel.group import TensorParallelGroup
@@ -47,26 +47,8 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The weighted sum of this rank's experts for each token. x [num_tokens, hidden_size]; experts,
-        weights [num_tokens, experts_per_token] -> [num_tokens, hidden_size]
-
-        Rows are sorted by expert, so that each expert is one GEMM.
-        """
-        chosen = experts.flatten() - self.first
-        order = chosen.argsort(stable=True)
-        tokens = order // experts.shape[1]
-        outputs = x.new_zeros(len(order), x.shape[1])
-        for expert, begin, end in self._ranges(chosen[order]):
-            rows = order[begin:end]
-            outputs[rows] = self._expert(expert, x[tokens[begin:end]])
-        outputs = outputs.view(*experts.shape, -1) * weights[..., None]
-        return outputs.sum(dim=1, dtype=torch.float32).to(x.dtype)
-
-    def _ranges(self, chosen: torch.Tensor) -> list[tuple[int, int, int]]:
-        """Each chosen expert of this rank, with the start and the end of its rows. chosen: ascending."""
-        bounds = torch.arange(len(self.gate_up) + 1, device=chosen.device)
-        ends: list[int] = torch.searchsorted(chosen, bounds).tolist()
-        ranges = enumerate(pairwise(ends))
-        return [(expert, begin, end) for expert, (begin, end) in ranges if begin < end]
+        weights [num_tokens, experts_per_token] -> [num_tokens, hidden_size]"""
+        return sum_of_experts(x, experts - self.first, weights, len(self.gate_up), self._expert)
 
     def _expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         if self.shape.clamped is None:
@@ -124,6 +106,80 @@ class Experts(nn.Module):
         }
 
 
+class SquaredExperts(nn.Module):
+    """Experts without gates of one layer, ``down(relu(up) ** 2)``, or a rank's part of them. They are not
+    packed for a CPU's kernels, nor quantized."""
+
+    def __init__(self, hidden_size: int, shape: SparseShape, build: Builder) -> None:
+        super().__init__()
+        self.shape = shape
+        self._place = _place_of(build.group, by_rank=shape.by_rank)
+        self.up = build.parameter(shape.num_local_experts, shape.expert_size, hidden_size)
+        self.down = build.parameter(shape.num_local_experts, hidden_size, shape.expert_size)
+
+    @property
+    def first(self) -> int:
+        """The number of this rank's first expert."""
+        return self._place[0] * self.shape.num_local_experts if self.shape.by_rank else 0
+
+    def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The weighted sum of this rank's experts for each token. x [num_tokens, hidden_size]; experts,
+        weights [num_tokens, experts_per_token] -> [num_tokens, hidden_size]"""
+        return sum_of_experts(x, experts - self.first, weights, len(self.up), self._expert)
+
+    def _expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        return linear(relu(linear(x, self.up[expert])).square(), self.down[expert])
+
+    def published_parts(self) -> dict[str, TensorPart]:
+        """See ``Experts.published_parts``; there are two tensors per expert."""
+        names = self.shape.names
+        parts = {}
+        rank, size = (0, 1) if self.shape.by_rank else self._place
+        for index, (up, down) in enumerate(zip(self.up, self.down, strict=True), self.first):
+            parts[f"{index}.{names.up}.weight"] = TensorPart(up, 0, rank, size)
+            parts[f"{index}.{names.down}.weight"] = TensorPart(down, 1, rank, size)
+        return parts
+
+    def fused_parts(self) -> dict[str, TensorPart]:
+        """See ``Experts.fused_parts``."""
+        rank, size = self._place
+        by_rank = self.shape.by_rank
+        return {
+            "up_proj": TensorPart(self.up, 0 if by_rank else 1, rank, size),
+            "down_proj": TensorPart(self.down, 0 if by_rank else 2, rank, size),
+        }
+
+
+def sum_of_experts(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    num_experts: int,
+    run: Callable[[int, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """The weighted sum of the experts of each token, of those from 0 to ``num_experts`` - 1. x [num_tokens,
+    hidden_size]; chosen, weights [num_tokens, experts_per_token] -> [num_tokens, hidden_size]
+
+    Rows are sorted by expert, so that ``run`` is called once for each expert, with its rows.
+    """
+    flat = chosen.flatten()
+    order = flat.argsort(stable=True)
+    tokens = order // chosen.shape[1]
+    outputs = x.new_zeros(len(order), x.shape[1])
+    for expert, begin, end in _ranges(flat[order], num_experts):
+        outputs[order[begin:end]] = run(expert, x[tokens[begin:end]])
+    outputs = outputs.view(*chosen.shape, -1) * weights[..., None]
+    return outputs.sum(dim=1, dtype=torch.float32).to(x.dtype)
+
+
+def _ranges(chosen: torch.Tensor, num_experts: int) -> list[tuple[int, int, int]]:
+    """Each chosen expert of this rank, with the start and the end of its rows. chosen: ascending."""
+    bounds = torch.arange(num_experts + 1, device=chosen.device)
+    ends: list[int] = torch.searchsorted(chosen, bounds).tolist()
+    ranges = enumerate(pairwise(ends))
+    return [(expert, begin, end) for expert, (begin, end) in ranges if begin < end]
+
+
 def clamped_gate(gate_up: torch.Tensor, clamped: ClampedGate) -> torch.Tensor:
     """gate_up [n, 2 * size] -> [n, size], rounded like transformers' gpt-oss"""
     gate = gate_up[..., ::2].clamp(max=clamped.limit)
@@ -139,9 +195,9 @@ class MixtureOfExperts(nn.Module):
         self.shape = shape
         self._group = build.group
         self.router = Router(hidden_size, shape.routing, build)
-        self.experts: nn.Module = Experts(hidden_size, _of_experts(shape), build)
-        shared = DenseShape(shape.shared_size, joined=shape.names.joined_share)
-        self.shared = GatedMLP(hidden_size, shared, build, partial=True) if shape.shared_size else None
+        kind = SquaredExperts if shape.squared else Experts
+        self.experts: nn.Module = kind(hidden_size, _of_experts(shape), build)
+        self.shared = _shared_mlp(hidden_size, shape, build) if shape.shared_size else None
         self.share = build.parameter(1, hidden_size) if shape.gated_share else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -174,7 +230,7 @@ class MixtureOfExperts(nn.Module):
             mixed += self._shared_output(x, self.shared)
         return self._group.all_reduce(mixed)
 
-    def _shared_output(self, x: torch.Tensor, shared: GatedMLP) -> torch.Tensor:
+    def _shared_output(self, x: torch.Tensor, shared: nn.Module) -> torch.Tensor:
         output: torch.Tensor = shared(x)
         return output if self.share is None else output * linear(x, self.share).sigmoid()
 
@@ -188,11 +244,12 @@ class MixtureOfExperts(nn.Module):
     def checkpoint_parts(self, *, fused: bool = False) -> dict[str, TensorPart]:
         """The checkpoint's tensor names within a layer, each with its part and the parameter that it fills.
         ``fused``: see ``Experts.fused_parts``."""
-        assert isinstance(self.experts, Experts), "no parts after load()"
+        assert isinstance(self.experts, Experts | SquaredExperts), "no parts after load()"
         fused = fused or self.shape.clamped is not None
         experts = self.experts.fused_parts() if fused else self.experts.published_parts()
         names = self.shape.names
-        prefix = "mlp." if fused and not names.transposed else names.prefix
+        is_own = fused and not names.transposed and not self.shape.squared
+        prefix = "mlp." if is_own else names.prefix
         parts = {f"{prefix}experts.{name}": part for name, part in experts.items()}
         router = self.router.checkpoint_parts()
         parts |= {f"{prefix}{names.router}.{name}": part for name, part in router.items()}
@@ -210,6 +267,13 @@ def _place_of(group: TensorParallelGroup, *, by_rank: bool) -> tuple[int, int]:
     if by_rank:
         return cores.core * group.size + group.rank, cores.num_cores * group.size
     return group.rank, group.size
+
+
+def _shared_mlp(hidden_size: int, shape: SparseShape, build: Builder) -> GatedMLP | SquaredMLP:
+    """The expert that all tokens go through."""
+    dense = DenseShape(shape.shared_size, joined=shape.names.joined_share, squared=shape.squared)
+    kind = SquaredMLP if shape.squared else GatedMLP
+    return kind(hidden_size, dense, build, partial=True)
 
 
 def _of_experts(shape: SparseShape) -> SparseShape:

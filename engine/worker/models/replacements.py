@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from engine.errors import ConfigError
 from engine.worker.cpu.onednn_linear import can_pack, packed_embedding, packed_linear
 from engine.worker.cpu.packed_experts import check_quantizable, packed_experts, quantized_experts
 from engine.worker.cpu.packed_weights import (
@@ -21,7 +22,7 @@ from engine.worker.cpu.packed_weights import (
 )
 from engine.worker.cpu.quantized_linear import int4_linear, int8_embedding, int8_linear
 from engine.worker.models.linears import Embedding
-from engine.worker.models.moe import Experts
+from engine.worker.models.moe import Experts, SquaredExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ def choose_replacements(
     if quantization is not None:
         quantized = int4_linear if quantization == "int4" else int8_linear
         for module in model.modules():
+            if isinstance(module, SquaredExperts):
+                raise ConfigError("quantization is not supported for experts without gates, as Nemotron's.")
             if isinstance(module, Experts):
                 check_quantizable(module, compiled)
         pack = Weight4 if quantization == "int4" else Weight8

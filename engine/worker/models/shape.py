@@ -22,6 +22,8 @@ class DenseShape:
     """Whether the gate goes through the tanh form of GELU; otherwise through SiLU."""
     joined: bool = False
     """Whether a checkpoint has gates and ups in one tensor."""
+    squared: bool = False
+    """Whether it has no gate: ``down(relu(up) ** 2)``."""
 
     def of_rank(self, num_ranks: int, *, experts_by_rank: bool, num_cores: int = 1) -> DenseShape:
         """The shape of each rank's part, the same in all cores. ConfigError if it cannot be split."""
@@ -93,6 +95,8 @@ class SparseShape:
     names: ExpertNames = ExpertNames()
     clamped: ClampedGate | None = None
     """None: experts without biases, ``silu(gate) * up``, all gates before all ups."""
+    squared: bool = False
+    """Whether experts, and the shared one, have no gate: ``down(relu(up) ** 2)``."""
     gated_share: bool = False
     """Whether the shared expert's output is multiplied by the sigmoid of a number per token."""
     by_rank: bool = False
@@ -123,6 +127,8 @@ class SparseShape:
 
 
 MLPShape = DenseShape | SparseShape
+MLPs = tuple[MLPShape | None, ...]
+"""The MLP of each layer, None where it has none."""
 NO_ROPE = "none"
 """Replaces a rope's name in layers without rope."""
 
@@ -188,12 +194,13 @@ class DecoderShape:
     tied: bool
     windows: tuple[int | None, ...]
     """The attention window of each layer that attends, None where there is none."""
-    mlps: tuple[MLPShape, ...]
-    """The MLP of each layer."""
+    mlps: MLPs
+    mixes: tuple[bool, ...] = ()
+    """Whether each layer attends or has a state; empty: all do."""
     chunks: tuple[int | None, ...] = ()
     """The attention chunk of each layer that attends, None where there is none; empty: no layer has one."""
     states: tuple[StateShape | None, ...] = ()
-    """The state that each layer keeps instead of attention, None where it attends; empty: all attend."""
+    """The state that each layer keeps instead of attention, None where it has none; empty: all attend."""
     qkv_bias: bool = False
     joined_qkv: bool = False
     """Whether a checkpoint has the linears of queries, keys and values in one tensor."""
@@ -249,7 +256,8 @@ class DecoderShape:
         ``num_cores`` share, its core's part. ConfigError if the model cannot be split that way."""
         num_heads = split("number of heads,", self.num_heads, num_ranks)
         mlps = tuple(
-            mlp.of_rank(num_ranks, experts_by_rank=experts_by_rank, num_cores=num_cores) for mlp in self.mlps
+            mlp and mlp.of_rank(num_ranks, experts_by_rank=experts_by_rank, num_cores=num_cores)
+            for mlp in self.mlps
         )
         split("vocabulary size,", self.vocab_size, num_ranks)
         if self.num_kv_heads % num_ranks and num_ranks % self.num_kv_heads:
@@ -277,6 +285,17 @@ class DecoderShape:
             mlps=self.mlps[part],
             rope_kinds=self.rope_kinds[part],
         )
+
+    def mixes_in(self, layer: int) -> bool:
+        """Whether a layer attends or has a state."""
+        return not self.mixes or self.mixes[layer]
+
+    def attention_index(self, layer: int) -> int:
+        """The number of a layer among those that attend."""
+        if not self.states:
+            return layer
+        before = zip(self.states[:layer], self.mixes or (True,) * layer, strict=False)
+        return sum(state is None and mixes for state, mixes in before)
 
     @property
     def num_layers(self) -> int:

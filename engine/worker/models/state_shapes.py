@@ -68,6 +68,8 @@ class MambaShape:
     conv_bias: bool
     bias: bool
     """Whether its first and last linear have a bias."""
+    min_step: float = 0.0
+    """The least time step, in which a state changes; smaller ones are raised to it."""
     num_group_copies: int = 1
     """The number of ranks with the same group, if there is one for all."""
 
@@ -106,4 +108,22 @@ class MambaShape:
         )
 
 
-StateShape = DeltaNetShape | MambaShape
+@dataclass(frozen=True, slots=True)
+class ShortConvShape:
+    """A gated short convolution; see ``ShortConv``."""
+
+    num_channels: int
+    conv_width: int
+    bias: bool
+    """Whether the convolution and both linears have a bias."""
+
+    def of_rank(self, num_ranks: int) -> ShortConvShape:
+        """The shape of each rank's part. ConfigError if it cannot be split that way."""
+        return replace(self, num_channels=split("number of channels,", self.num_channels, num_ranks))
+
+    def state_parts(self, dtype: torch.dtype) -> tuple[StatePart, ...]:
+        """The state per sequence of a model of ``dtype``."""
+        return (StatePart((self.num_channels, self.conv_width - 1), dtype),)
+
+
+StateShape = DeltaNetShape | MambaShape | ShortConvShape

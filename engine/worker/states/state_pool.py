@@ -52,10 +52,16 @@ class LayerStates:
     """The states of one layer, and its operations on them for the sequences of the running step."""
 
     def __init__(self, pool: StatePool, parts: Sequence[torch.Tensor]) -> None:
-        """``parts``: [num_states, ...] each: the inputs of the convolution, and the recurrent state."""
+        """``parts``: [num_states, ...] each: the inputs of the convolution, and the recurrent state, if the
+        layer has one."""
         self._pool = pool
         self._ops = select_state_ops(parts[0].device)
-        self.conv, self.recurrent = parts
+        self.conv, *self._others = parts
+
+    @property
+    def recurrent(self) -> torch.Tensor:
+        """[num_states, ...]"""
+        return self._others[0]
 
     def causal_conv(self, conv: Convolution) -> torch.Tensor:
         """-> [num_tokens, channels]"""

@@ -43,7 +43,7 @@ def num_known(turn: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("where", ["host", "disk"])
-@pytest.mark.parametrize("name", ["qwen3-next", "granite4"])
+@pytest.mark.parametrize("name", ["qwen3-next", "granite4", "nemotron-h", "lfm2"])
 def test_turns_whose_state_is_loaded_give_the_same_tokens(
     model_folders: ModelFolders, tmp_path: Path, name: str, where: str, async_scheduling: bool
 ) -> None:

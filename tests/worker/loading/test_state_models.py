@@ -153,7 +153,7 @@ def test_a_rank_has_its_heads_of_each_section(model_folders: ModelFolders) -> No
 def test_through_transformers_they_are_refused(name: str, model_folders: ModelFolders) -> None:
     """transformers' models keep states in their own caches."""
     options = ModelConfig(model=str(model_folders(name)), device="cpu", model_impl="transformers")
-    with pytest.raises(ModelLoadError, match="it has linear_attention layers"):
+    with pytest.raises(ModelLoadError, match=r"it has (linear_attention|conv) layers"):
         load_model(options)
 
 
@@ -163,6 +163,9 @@ def test_through_transformers_they_are_refused(name: str, model_folders: ModelFo
         ("granite4", {"time_step_limit": [0.01, 0.5]}),
         ("granite4", {"layer_types": ["mamba"] * 4}),
         ("qwen3-next", {"hidden_act": "gelu"}),
+        ("nemotron-h", {"moe_latent_size": 32}),
+        ("nemotron-h", {"mlp_hidden_act": "silu"}),
+        ("lfm2-moe", {"use_expert_bias": False}),
     ],
 )
 def test_what_is_not_computed_is_refused(
@@ -246,3 +249,9 @@ def test_random_weights_run(model_folders: ModelFolders) -> None:
     with LLM(str(model_folders("granite4")), multiprocess=False, dtype="bfloat16", **options) as llm:
         (output,) = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 12
+
+
+def test_experts_without_gates_are_not_quantized(model_folders: ModelFolders) -> None:
+    options = ModelConfig(model=str(model_folders("nemotron-h")), device="cpu", quantization="int8")
+    with pytest.raises(ConfigError, match="quantization is not supported for experts without gates"):
+        load_model(options)

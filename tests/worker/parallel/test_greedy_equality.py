@@ -52,6 +52,10 @@ SAMPLED = (
         "exaone-moe",
         "mellum",
         "youtu",
+        "nemotron-h",
+        "nemotron-h-dense",
+        "lfm2",
+        "lfm2-moe",
     ],
 )
 def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: ModelFolders) -> None:
@@ -94,6 +98,7 @@ def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: Mode
         "granite4",
         "minimax-m2",
         "glm4-moe-lite",
+        "nemotron-h",
     ],
 )
 def test_experts_by_rank_give_the_tokens_of_transformers(name: str, model_folders: ModelFolders) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.worker.models.shape import DecoderShape, DenseShape, MLPShape
+from engine.worker.models.shape import DecoderShape, DenseShape, MLPs, MLPShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -28,7 +27,7 @@ def plain_shape(config: PreTrainedConfig) -> DecoderShape:
     )
 
 
-def mlps_by_kind(config: Any, dense: Sequence[MLPShape], sparse: MLPShape) -> tuple[MLPShape, ...]:
+def mlps_by_kind(config: Any, dense: MLPs, sparse: MLPShape | None) -> MLPs:
     """The MLP of each layer, where the config names those with experts."""
     kinds = zip(config.mlp_layer_types, dense, strict=True)
     return tuple(sparse if kind == "sparse" else mlp for kind, mlp in kinds)

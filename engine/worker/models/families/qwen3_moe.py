@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.worker.models.families.qwen3 import qwen3_shape
-from engine.worker.models.shape import DecoderShape, MLPShape, Routing, SparseShape
+from engine.worker.models.shape import DecoderShape, MLPs, Routing, SparseShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -29,7 +28,7 @@ def softmax_routing(config: Any) -> Routing:
     )
 
 
-def experts_of_layers(config: Any, dense: Sequence[MLPShape], sparse: SparseShape) -> tuple[MLPShape, ...]:
+def experts_of_layers(config: Any, dense: MLPs, sparse: SparseShape) -> MLPs:
     """The MLP of each layer: experts in every ``decoder_sparse_step``-th, except in named ones."""
     named = getattr(config, "mlp_only_layers", None) or ()
     every = getattr(config, "decoder_sparse_step", 1)

@@ -9,7 +9,7 @@ from typing import Any
 from engine.worker.models.families.plain import has_attention_bias, plain_shape
 from engine.worker.models.families.qwen3_moe import experts_of_layers, softmax_routing
 from engine.worker.models.rotary import rope_parameters
-from engine.worker.models.shape import DecoderShape, ExpertNames, MLPShape, SparseShape
+from engine.worker.models.shape import DecoderShape, ExpertNames, MLPs, SparseShape
 from engine.worker.models.state_shapes import DeltaNetShape
 
 _NAMES = ExpertNames(shared="shared_expert")
@@ -60,7 +60,7 @@ def gated_share(config: Any) -> SparseShape:
     )
 
 
-def _mlps(config: Any, plain: DecoderShape) -> tuple[MLPShape, ...]:
+def _mlps(config: Any, plain: DecoderShape) -> MLPs:
     """Qwen3.5 has experts in all layers or in none, Qwen3-Next in those that its config names."""
     if not getattr(config, "num_experts", 0):
         return plain.mlps

@@ -24,12 +24,19 @@ from engine.worker.models.families.gpt_oss import gpt_oss_shape
 from engine.worker.models.families.granite import granite_moe_shape, granite_shape
 from engine.worker.models.families.granitemoehybrid import granite_hybrid_shape, is_known_granite_hybrid
 from engine.worker.models.families.hy_v3 import hy_v3_shape, is_known_hy_v3
+from engine.worker.models.families.lfm2 import (
+    is_known_lfm2,
+    is_known_lfm2_moe,
+    lfm2_moe_shape,
+    lfm2_shape,
+)
 from engine.worker.models.families.llama import llama_shape
 from engine.worker.models.families.llama4 import is_known_llama4, llama4_shape
 from engine.worker.models.families.mellum import mellum_shape
 from engine.worker.models.families.minimax_m2 import minimax_m2_shape
 from engine.worker.models.families.mistral import mistral_shape
 from engine.worker.models.families.mixtral import mixtral_shape
+from engine.worker.models.families.nemotron_h import is_known_nemotron_h, nemotron_h_shape
 from engine.worker.models.families.olmo3 import olmo3_shape
 from engine.worker.models.families.phi3 import phi3_shape
 from engine.worker.models.families.plain import names_mlps
@@ -78,6 +85,9 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "glm4_moe": glm4_moe_shape,
     "gpt_oss": gpt_oss_shape,
     "granitemoehybrid": granite_hybrid_shape,
+    "nemotron_h": nemotron_h_shape,
+    "lfm2": lfm2_shape,
+    "lfm2_moe": lfm2_moe_shape,
     "qwen3_next": qwen3_next_shape,
     "qwen3_5_text": qwen3_next_shape,
     "qwen3_5_moe_text": qwen3_next_shape,
@@ -100,6 +110,9 @@ _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     **dict.fromkeys(("exaone_moe", "mellum"), names_mlps),
     "llama4_text": is_known_llama4,
     "granitemoehybrid": is_known_granite_hybrid,
+    "nemotron_h": is_known_nemotron_h,
+    "lfm2": is_known_lfm2,
+    "lfm2_moe": is_known_lfm2_moe,
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), is_known_qwen3_next),
 }
 """Checks for families whose configs may request more than their module supports."""

@@ -1,0 +1,92 @@
+"""Nemotron-H and Nemotron 3 Nano: layers of one kind each, Mamba-2, attention without positions, an MLP or
+experts, both with squares in place of gates. The layers for multi-token prediction are not used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.worker.models.shape import (
+    NO_ROPE,
+    DecoderShape,
+    DenseShape,
+    ExpertNames,
+    MLPShape,
+    Routing,
+    SparseShape,
+)
+from engine.worker.models.state_shapes import MambaShape
+
+_MIXER = "mixer."
+_NAMES = (
+    *((f"{norm}.", "norm.") for norm in ("input_layernorm", "post_attention_layernorm")),
+    *((part, _MIXER) for part in ("self_attn.", "mamba.")),
+)
+_KINDS = {"linear_attention", "full_attention", "mlp", "moe"}
+
+
+def is_known_nemotron_h(config: Any) -> bool:
+    """Whether some layers attend, all are of known kinds, and experts read the hidden states themselves."""
+    kinds = set(config.layers_block_type)
+    return (
+        "full_attention" in kinds
+        and kinds <= _KINDS
+        and (config.mlp_hidden_act, config.mamba_hidden_act) == ("relu2", "silu")
+        and config.moe_latent_size is None
+        and not config.residual_in_fp32
+        and config.sliding_window is None
+    )
+
+
+def nemotron_h_shape(config: Any) -> DecoderShape:
+    kinds = config.layers_block_type
+    mamba = MambaShape(
+        config.mamba_num_heads,
+        config.mamba_head_dim,
+        config.n_groups,
+        config.ssm_state_size,
+        config.conv_kernel,
+        bool(config.use_conv_bias),
+        bool(config.use_bias),
+        min_step=float(config.time_step_min),
+    )
+    mlps: dict[str, MLPShape] = {"mlp": _dense(config), "moe": _sparse(config)}
+    return DecoderShape(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        norm_eps=config.layer_norm_epsilon,
+        tied=bool(config.tie_word_embeddings),
+        windows=(None,) * kinds.count("full_attention"),
+        mlps=tuple(mlps.get(kind) for kind in kinds),
+        mixes=tuple(kind not in mlps for kind in kinds),
+        states=tuple(mamba if kind == "linear_attention" else None for kind in kinds),
+        has_rope=False,
+        rope_kinds=(NO_ROPE,) * len(kinds),
+        mlp_prefix=_MIXER,
+        other_names=_NAMES,
+    )
+
+
+def _dense(config: Any) -> DenseShape:
+    return DenseShape(config.intermediate_size, bias=bool(config.mlp_bias), squared=True)
+
+
+def _sparse(config: Any) -> SparseShape:
+    routing = Routing(
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        normalized=bool(config.norm_topk_prob),
+        by_sigmoid=True,
+        num_groups=config.n_group,
+        num_top_groups=config.topk_group,
+        scale=config.routed_scaling_factor,
+    )
+    return SparseShape(
+        config.moe_intermediate_size,
+        routing,
+        config.moe_shared_expert_intermediate_size,
+        names=ExpertNames(_MIXER),
+        squared=True,
+    )
