@@ -27,6 +27,8 @@ Quantizer = Callable[[AnyWeight], tuple[torch.Tensor, torch.Tensor]]
 
 _LANES = 16
 """The int4 GEMM of torch needs a multiple of this many outputs."""
+INT8_UNIT = 16
+"""The int8 GEMM of torch needs a multiple of this many inputs; with others it ends the process."""
 
 
 class Int8Linear(nn.Module):
@@ -75,7 +77,12 @@ class Int8Embedding(nn.Module):
         return torch._weight_int8pack_mm(x, self._weight, self._scales)
 
 
-def int8_linear(plain: nn.Linear, gemm: CompiledGemm | None = None) -> Int8Linear | PackedWeightLinear:
+def int8_linear(
+    plain: nn.Linear, gemm: CompiledGemm | None = None
+) -> nn.Linear | Int8Linear | PackedWeightLinear:
+    """Quantize a linear to int8, unless its sizes do not allow that."""
+    if plain.in_features % INT8_UNIT:
+        return plain
     if gemm is None or plain.in_features % GROUP_SIZE:
         return Int8Linear(plain.weight, plain.bias)
     return PackedWeightLinear(Weight8(plain.weight), plain.bias, gemm)
@@ -83,7 +90,7 @@ def int8_linear(plain: nn.Linear, gemm: CompiledGemm | None = None) -> Int8Linea
 
 def int4_linear(
     plain: nn.Linear, gemm: CompiledGemm | None = None
-) -> Int4Linear | Int8Linear | PackedWeightLinear:
+) -> nn.Linear | Int4Linear | Int8Linear | PackedWeightLinear:
     """Quantize a linear to int4, or to int8 if its sizes do not allow int4."""
     if plain.in_features % GROUP_SIZE:
         return int8_linear(plain, gemm)
@@ -94,7 +101,12 @@ def int4_linear(
     return Int4Linear(plain.weight, plain.bias)
 
 
-def int8_embedding(table: Embedding, gemm: CompiledGemm | None = None) -> Int8Embedding | PackedEmbedding:
+def int8_embedding(
+    table: Embedding, gemm: CompiledGemm | None = None
+) -> Embedding | Int8Embedding | PackedEmbedding:
+    """Quantize a table of vectors to int8, unless their size does not allow that."""
+    if table.weight.shape[1] % INT8_UNIT:
+        return table
     if gemm is None or table.weight.shape[1] % GROUP_SIZE:
         return Int8Embedding(table)
     return PackedEmbedding(Weight8(table.weight), gemm)
@@ -112,7 +124,7 @@ def kept_linear(
 def can_keep(num_outputs: int, num_inputs: int, bits: int, gemm: CompiledGemm | None) -> bool:
     """Whether a linear of these sizes supports a weight with ``bits`` bits."""
     if bits == 8:
-        return True
+        return num_inputs % INT8_UNIT == 0
     return num_inputs % GROUP_SIZE == 0 and (gemm is not None or num_outputs % _LANES == 0)
 
 

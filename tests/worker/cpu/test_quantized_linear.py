@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from engine.worker.cpu.quantized_linear import (
     Int4Linear,
     Int8Embedding,
     Int8Linear,
+    can_keep,
     int4_linear,
     int8_embedding,
     int8_linear,
@@ -187,3 +189,23 @@ def test_what_cannot_be_rounded_is_said(model_folders: ModelFolders) -> None:
         LLM(str(model_folders("llama")), quantization="int3")
     with pytest.raises(ConfigError, match="quantization: int8 needs a model with a native"):
         LLM(str(model_folders("phi")), quantization="int8", multiprocess=False)
+
+
+@pytest.mark.parametrize("num_inputs", [8, 20, 24, 56])
+@pytest.mark.parametrize("quantize", [int8_linear, int4_linear])
+def test_sizes_that_end_torch_s_gemm_are_left_as_they_are(
+    quantize: Callable[[nn.Linear], nn.Module], num_inputs: int
+) -> None:
+    plain = nn.Linear(num_inputs, 32, dtype=torch.bfloat16)
+    assert quantize(plain) is plain
+    table = Embedding(nn.Parameter(torch.randn(32, num_inputs, dtype=torch.bfloat16)))
+    assert int8_embedding(table) is table
+    assert not can_keep(32, num_inputs, 8, None)
+
+
+def test_a_model_of_such_sizes_is_quantized_where_it_can_be(model_folders: ModelFolders) -> None:
+    """The queries' latents have 24 numbers."""
+    folder = str(model_folders("youtu"))
+    with LLM(folder, multiprocess=False, device="cpu", max_model_len=96, quantization="int8") as llm:
+        (output,) = llm.generate([random_tokens(20, seed=1)], SamplingParams(max_tokens=4, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 4
