@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from eval.sim.models import MODELS, ModelShape
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 SPARSE = ("mixtral", "qwen3_moe")
+"""Families that are read without torch and transformers, in a moment."""
 
 
 def find_model(name: str) -> ModelShape:
@@ -25,17 +27,19 @@ def find_model(name: str) -> ModelShape:
     return shape_of_folder(Path(name))
 
 
+@cache
 def shape_of_folder(folder: Path) -> ModelShape:
-    """The shape of a dense model, or of one with experts, that has grouped-query attention. HardwareError
-    for other architectures and for a folder without a readable config."""
+    """The shape of a model whose family runs in our own decoder. HardwareError for other architectures and
+    for a folder without a readable config."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise HardwareError(f"{folder} has no readable config.json: {error}.") from error
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in (*DENSE, *SPARSE):
-        known = ", ".join((*DENSE, *SPARSE))
-        raise HardwareError(f"{folder}: model_type must be one of {known} to read sizes, got {kind!r}.")
+        from eval.sim.native_folder import shape_of_native
+
+        return shape_of_native(folder, kind)
     heads = _size(config, folder, "num_attention_heads")
     hidden_size = _size(config, folder, "hidden_size")
     window = config.get("sliding_window") if config.get("use_sliding_window", kind == "mistral") else None

@@ -18,7 +18,9 @@ from eval.sim.model_folder import shape_of_folder
 from tests.readme_tables import block, commands
 from tests.worker.conftest import VARIANTS
 
-OF_FOLDERS = ("llama", "mistral", "qwen2", "qwen3", "mixtral")
+OF_FOLDERS = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "phi3", "dots1", "solar-open")
+NEARLY = ("glm4-moe-lite", "minimax-m2", "gpt-oss", "gemma3", "qwen3.5", "hy-v3", "olmo3", "granite3")
+"""Models with parameters that the simulator leaves out: norms of heads and outputs, biases, sinks."""
 
 
 def fit(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -55,6 +57,21 @@ def test_a_folder_has_the_parameters_that_transformers_counts(name: str, tmp_pat
     folder = make_model_folder(tmp_path / name, **VARIANTS[name])
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert shape_of_folder(folder).total_params == model.num_parameters()
+
+
+@pytest.mark.parametrize("name", NEARLY)
+def test_other_families_have_nearly_as_many(name: str, tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path / name, **VARIANTS[name])
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert shape_of_folder(folder).total_params == pytest.approx(model.num_parameters(), rel=0.02)
+
+
+def test_layers_that_the_simulator_does_not_know_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in ("nemotron-h", "lfm2"):
+        folder = make_model_folder(tmp_path / name, **VARIANTS[name], weights=False)
+        assert f"{folder}: the simulator" in error_of(capsys, str(folder))
 
 
 def test_a_folder_is_fitted_and_the_command_serves_it(
