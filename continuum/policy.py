@@ -225,9 +225,11 @@ class ContinuumPolicy(SchedulingPolicy):
         if turn.tip is not None:
             self._branches.restore(turn.tip, now)
         job = turn.job
+        if request.status is RequestStatus.FINISHED_ERROR and turn.num_cached_tokens is None:
+            job.num_turns -= 1  # it was refused: the job may come again as a new one
         if job.is_finished:
             self._branches.finish_job(job, now)
-        elif not job.turns and not job.tips and job.is_inferred:
+        elif not job.turns and not job.tips and (job.is_inferred or not job.num_turns):
             self._branches.forget_job(job, now)
 
     def _close_turn(self, request: Request, now: float) -> Turn | None:

@@ -36,6 +36,7 @@ LARGER_FUNCTIONS = {
 }
 LARGER_ROOMS = {
     "engine/worker/gpu": (37, "A kernel or a runner a file."),
+    "eval/sim": (25, "A module a subject of the simulator, and two that read models."),
     "engine/worker/models/families": (60, "A family a file."),
 }
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Iterable
 from itertools import count
 from operator import add, sub
 from typing import NamedTuple
@@ -156,13 +157,9 @@ class WorkingSet(BranchListener):
     def is_parked(self, request: Request) -> bool:
         return request.request_id in self._parked
 
-    def num_parked_before(self, request: Request) -> int:
-        """At most how many parked jobs begin before this one, which is parked and came last: those of its
-        tenant, as many of each other one, and none of a worse priority."""
-        parked = self._parked.values()
-        by_tenant = Counter(other.tenant for other in parked if other.priority <= request.priority)
-        num_own = by_tenant.pop(request.tenant) - 1
-        return num_own + sum(min(number, num_own + 1) for number in by_tenant.values())
+    def parked(self) -> Iterable[Request]:
+        """The requests of new jobs that wait until they fit."""
+        return self._parked.values()
 
     def _unpark(self, request_id: str) -> None:
         request = self._parked.pop(request_id, None)

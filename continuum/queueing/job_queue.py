@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from continuum.config import ContinuumConfig
@@ -131,13 +132,31 @@ class JobQueue:
 
     def late_by_s(self, request: Request, now: float) -> float | None:
         """Seconds by which a new job, which has just come, is expected to begin later than it may; None if it
-        may be in time. Nothing is known of a job before which none waits."""
-        deadline_s = None if request.job is None else request.job.deadline_s
+        may be in time.
+
+        Nothing is said of the job that begins next, of one that repeats a request and keeps its place, and of
+        one that began elsewhere: its prompt has replies.
+        """
+        job, turn = request.job, self._turns.get(request)
+        deadline_s = None if job is None else job.deadline_s
         bounds_s = [bound for bound in (self._config.max_first_wait_s, deadline_s) if bound is not None]
-        if not bounds_s or not self._working_set.is_parked(request):
+        if not bounds_s or job is None or turn is None or turn.repeats is not None or job.num_replies:
             return None
-        wait_s = self._begin_rate.wait_s(self._working_set.num_parked_before(request))
+        num_before = self._num_parked_before(request) if self._working_set.is_parked(request) else 0
+        wait_s = self._begin_rate.wait_s(num_before) if num_before else None
         return None if wait_s is None or wait_s <= min(bounds_s) else wait_s - min(bounds_s)
+
+    def _num_parked_before(self, request: Request) -> int:
+        """About how many parked jobs begin before this one: those of its tenant that stand before it, and as
+        many of each other tenant."""
+        own_key = self._parked_key(request)
+        before = [other for other in self._working_set.parked() if self._parked_key(other) < own_key]
+        by_tenant = Counter(other.tenant for other in before)
+        num_own = by_tenant.pop(request.tenant, 0)
+        return num_own + sum(min(number, num_own + 1) for number in by_tenant.values())
+
+    def _parked_key(self, request: Request) -> WaitingKey:
+        return waiting_key(request, self._turns.get(request), is_parked=True)
 
     def is_overdue(self, request: Request) -> bool:
         return self._aging.is_overdue(request)

@@ -216,15 +216,16 @@ def refuse_if_late(
 ) -> list[EngineCoreOutput]:
     """End a request that has just been queued, if the policy expects it to start too late; returns its last
     output, if so. Called under the core's lock."""
-    late_by_s = scheduler.policy.late_by_s(request, now)
+    is_open = scheduler.requests.get(request.request_id) is request
+    late_by_s = scheduler.policy.late_by_s(request, now) if is_open else None
     if late_by_s is None:
         return []
+    request.stop_reason = (
+        f"The job is expected to begin {math.ceil(late_by_s)} s later than it may: memory is full, and "
+        "other jobs wait, too. Try again in that time."
+    )
     outputs = scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_ERROR, now)
     for output in outputs:
         output.late_by_s = late_by_s
-        output.stop_reason = (
-            f"The job is expected to begin {math.ceil(late_by_s)} s later than it may: memory is full, and "
-            "other jobs wait, too. Try again in that time."
-        )
     parts.answered(outputs)
     return outputs

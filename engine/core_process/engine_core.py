@@ -133,8 +133,9 @@ class EngineCore:
             self.kept_turns = KeptTurns(
                 info.num_gpu_blocks * config.cache.block_size, config.cache.block_size
             )
-            overlap = self._max_submitted > 1
-            self._untraced = make_scheduler(config, info, self.policy, overlap, self._request_ended)
+            self._untraced = make_scheduler(
+                config, info, self.policy, self._max_submitted > 1, self._request_ended
+            )
         self._traced = TracedScheduler(self._untraced, self._tracer)
         if kv_events is not None:
             kv_events.attach(self._untraced, clock)
@@ -235,6 +236,7 @@ class EngineCore:
         """Queue a request whose grammar was compiled; called on any thread."""
         with self._changed:
             self.scheduler.grammar_compiled(request, grammar, self._clock.now())
+            self._failed += refuse_if_late(request, self.scheduler, self._parts, self._clock.now())
             self._wake()
 
     def _fail(self, request: Request, reason: str) -> None:

@@ -100,7 +100,7 @@ class RequestState:
             kv_transfer_params=self.kv_transfer_params,
             prompt_logprobs=self.prompt_logprobs if self.parent is None else self.parent.prompt_logprobs,
             pooled=self.pooled,
-            late_by_s=self.late_by_s,
+            late_by_s=self.late_by_s if self.parent is None else self.parent.late_by_s,
         )
 
     def _is_due(self) -> bool:
@@ -294,6 +294,9 @@ class OutputProcessor:
             state.late_by_s = output.late_by_s
             state.kv_transfer_params = self.kv_transfer.tell(output.kv_leased)
             self._finish(state, reason, timestamp, processed.iteration_stats)
+        if state.parent is not None and output.late_by_s is not None:
+            state.parent.late_by_s = output.late_by_s
+            processed.failed_ids += state.parent.unfinished_ids()
         result = state.make_output(reason, stop_reason, output.receipt)
         if result is not None:
             self._hand_out(state, result, processed.request_outputs)

@@ -20,6 +20,8 @@ class ParentRequest:
         self._unfinished = set(range(self.n))
         self._answers: list[CompletionOutput] = []
         self._receipt: TurnReceipt | None = None
+        self.late_by_s: float | None = None
+        """Seconds by which one of the requests would start too late: then all end."""
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
         """Log-probabilities of the prompt, which all answers share."""
 
@@ -44,6 +46,10 @@ class ParentRequest:
                 prompt_logprobs=None if index else params.prompt_logprobs,
             ),
         )
+
+    def unfinished_ids(self) -> list[str]:
+        """Ids of its requests that have not ended."""
+        return [f"{index}_{self.request_id}" for index in sorted(self._unfinished)]
 
     def receipt_of_ended(self, receipt: TurnReceipt) -> TurnReceipt:
         """Returns the receipt of the answer that ends now, with the summed steps and drafts of all ended

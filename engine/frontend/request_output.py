@@ -92,7 +92,7 @@ class RequestOutput:
         self.kv_transfer_params = later.kv_transfer_params
         self.prompt_logprobs = later.prompt_logprobs or self.prompt_logprobs
         self.pooled = later.pooled
-        self.late_by_s = later.late_by_s
+        self.late_by_s = later.late_by_s or self.late_by_s
 
     def _merge_completion(self, later: CompletionOutput, delta: bool) -> None:
         for position, earlier in enumerate(self.outputs):

@@ -60,8 +60,10 @@ def _share(used: int, total: int) -> float | None:
 
 
 def _unless_aborted(stats: FinishedRequestStats, value: float | None) -> float | None:
-    """The times and lengths of an aborted request reflect its client."""
-    return None if stats.finish_reason == str(FinishReason.ABORT) else value
+    """The times and lengths of an aborted request reflect its client, those of one that failed before its
+    first token nothing."""
+    is_empty = stats.finish_reason == str(FinishReason.ERROR) and not stats.num_generation_tokens
+    return None if is_empty or stats.finish_reason == str(FinishReason.ABORT) else value
 
 
 GAUGES = (

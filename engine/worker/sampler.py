@@ -187,11 +187,10 @@ def _has_best(row: torch.Tensor) -> bool:
 def _find_rows_without_token(
     best: FloatArray, batch: SamplingBatch, forbidden: TokenBitmask | None, failed: dict[int, str]
 ) -> None:
-    """Add the rows in which masks or penalties have left no token to choose, or that hold no numbers."""
+    """Add the rows in which masks have left no token to choose, or that hold no numbers."""
     if np.isfinite(best).all():
         return
     limited = dict.fromkeys([i for i, _ in batch.special], NOTHING_ALLOWED)
-    limited |= dict.fromkeys(np.flatnonzero(batch.penalized).tolist(), NOTHING_ALLOWED)
     limited |= dict.fromkeys(forbidden.indices if forbidden is not None else (), GRAMMAR_LEFT)
     replayed = {i for i, params in batch.special if _is_replayed(params, batch, i)}
     for i in np.flatnonzero(~np.isfinite(best)).tolist():

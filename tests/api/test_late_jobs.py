@@ -52,15 +52,24 @@ def body_of(path: str, name: str, *, stream: bool) -> dict[str, Any]:
     return {"model": "tiny", "messages": messages, "max_tokens": NUM_TOKENS, **job}
 
 
-def flood(server: Server, wave: str, path: str, *, stream: bool = False) -> dict[int, list[httpx.Response]]:
-    """The answers by status to new jobs, of which the later ones come while others wait."""
+def flood(
+    server: Server,
+    wave: str,
+    path: str,
+    *,
+    stream: bool = False,
+    fields: dict[str, Any] | None = None,
+) -> dict[int, list[httpx.Response]]:
+    """The answers by status to new jobs, of which the later ones come while others wait and have these
+    fields."""
     answers: dict[int, list[httpx.Response]] = {}
     num_all = NUM_FIRST + NUM_LATER
     bodies = [body_of(path, f"{wave}-{path}-{number}", stream=stream) for number in range(num_all)]
     with httpx.Client(base_url=server.url, timeout=120) as http, ThreadPoolExecutor(num_all) as pool:
         asked = [pool.submit(http.post, path, json=body) for body in bodies[:NUM_FIRST]]
         assert eventually(lambda: http.get("/v1/capacity").json()["waiting_jobs"] > 0)
-        asked += [pool.submit(http.post, path, json=body) for body in bodies[NUM_FIRST:]]
+        later = [{**body, **(fields or {})} for body in bodies[NUM_FIRST:]]
+        asked += [pool.submit(http.post, path, json=body) for body in later]
         for each in asked:
             answers.setdefault(each.result().status_code, []).append(each.result())
     return answers
@@ -71,7 +80,7 @@ def num_refused(server: Server) -> float:
         return sum(
             float(line.rsplit(" ", 1)[1])
             for line in http.get("/metrics").text.splitlines()
-            if line.startswith(REJECTIONS) and 'reason="max_first_wait_s"' in line
+            if line.startswith(REJECTIONS) and 'reason="begins_too_late"' in line
         )
 
 
@@ -101,3 +110,22 @@ def test_a_stream_is_refused_too(strict: Server, path: str) -> None:
     assert set(answers) <= {200, 429}
     assert NUM_LATER <= len(refused) < NUM_FIRST + NUM_LATER
     assert num_refused(strict) - before == len(refused)
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+    ],
+    ids=["several answers", "a grammar"],
+)
+def test_other_kinds_of_requests_are_refused_too(strict: Server, fields: dict[str, Any]) -> None:
+    """Those for several answers, and those that wait for their grammar first."""
+    answers = flood(strict, f"other-{next(iter(fields))}", CHAT, fields=fields)
+    assert set(answers) == {200, 429}
+    assert len(answers[429]) >= NUM_LATER
+    assert all(int(answer.headers["Retry-After"]) >= 1 for answer in answers[429])

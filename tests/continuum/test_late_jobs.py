@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from continuum.queueing.begin_rate import MIN_INTERVALS, BeginRate
-from engine.core.request import Request
+from engine.core.request import Request, RequestStatus
 from engine.records.messages import JobRef
 from tests.continuum.test_admission import BLOCK, CONFIG, Room
 
@@ -109,3 +109,33 @@ def test_time_in_which_none_waits_does_not_count() -> None:
     rate.begun(1000.0)
     rate.begun(1001.0)
     assert rate.wait_s(0) == pytest.approx(1.0)
+
+
+def test_a_job_that_comes_again_waits_as_before() -> None:
+    """A refused job leaves nothing behind that would let its next request pass the others."""
+    room = busy()
+    request = arrive(room, "new", JobRef("new", deadline_s=1.0))
+    before = late_by_s(room, request)
+    room.scheduler.finish_requests(["new"], RequestStatus.FINISHED_ERROR, room.clock.now())
+    assert room.scheduler.policy.job("new", room.clock.now()) is None
+    room.step()
+    again = room.add(
+        "again", request.all_token_ids[: 20 * BLOCK], job=JobRef("new", deadline_s=1.0), max_tokens=2
+    )
+    assert late_by_s(room, again) == pytest.approx(before)
+    room.step()
+    assert not room.is_started("again")
+
+
+def test_the_next_job_to_begin_is_not_refused() -> None:
+    """It may begin at any time: nothing stands before it but jobs that run."""
+    room = busy(replace(PATIENT, max_first_wait_s=0.0))
+    end(room, f"job-{MIN_INTERVALS + 3}")
+    end(room, f"job-{MIN_INTERVALS + 4}")
+    assert late_by_s(room, arrive(room, "next")) is None
+
+
+def test_a_job_that_began_elsewhere_is_not_refused() -> None:
+    """Its prompt has replies of the model: another server, or this one before a restart, has served it."""
+    room = busy()
+    assert late_by_s(room, arrive(room, "moved", JobRef("moved", deadline_s=1.0, num_replies=3))) is None

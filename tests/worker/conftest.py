@@ -35,7 +35,6 @@ _NEMOTRON = {
     "mamba_num_heads": 8,
     "mamba_head_dim": 16,
     "n_groups": 2,
-    "time_step_min": 0.05,
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,

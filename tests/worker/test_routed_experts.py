@@ -28,7 +28,7 @@ from tests.worker.generation import Reference, random_tokens
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 SPARSE = (
     *("qwen3-moe", "qwen3-moe-every-other", "mixtral", "glm4-moe"),
-    *("deepseek-v2", "deepseek-v3", "gpt-oss", "llama4"),
+    *("deepseek-v2", "deepseek-v3", "gpt-oss", "llama4", "minimax-m2", "glm4-moe-lite"),
 )
 SIZES: dict[str, Any] = {"block_size": 8, "num_gpu_blocks_override": 64, "max_model_len": 128}
 

@@ -83,7 +83,7 @@ class Admission:
 
     def note_too_late(self) -> None:
         """Counts a request that the engine refused because it would begin too late."""
-        self._on_rejection("max_first_wait_s")
+        self._on_rejection("begins_too_late")
 
     def acquire_tokens(self, number: int, share: int) -> None:
         """Counts prompt tokens; OverloadedError if they exceed the limit together with those of others."""

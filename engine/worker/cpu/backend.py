@@ -80,7 +80,12 @@ class CPUBackend:
             self._model(with_routing=recorder is not None),
             self.attention,
             batch,
-            select_sampler(config.model.seed, self._group),
+            select_sampler(
+                config.model.seed,
+                self._group,
+                self._device,
+                may_compile=config.model.attention_backend != "torch",
+            ),
             self._device,
             host_pool,
             parts_of(

@@ -7,7 +7,7 @@ import torch
 from engine.worker.attention.backend import IntArray
 from engine.worker.cpu.sampling_kernel import token_picker
 from engine.worker.parallel.group import TensorParallelGroup
-from engine.worker.sampler import Sampler, SamplerOutput, TokenBitmask, TokenPicker
+from engine.worker.sampler import Sampler, SamplerOutput, TokenBitmask, TokenPicker, TorchPicker
 from engine.worker.sampling_batch import SamplingBatch
 
 
@@ -35,6 +35,10 @@ class RankSampler(Sampler):
         return output
 
 
-def select_sampler(seed: int, group: TensorParallelGroup) -> Sampler:
-    picker = token_picker()
+def select_sampler(
+    seed: int, group: TensorParallelGroup, device: torch.device, *, may_compile: bool
+) -> Sampler:
+    """The sampler of a rank. Compiled code draws on a CPU, if ``may_compile``, and where tokens are drawn."""
+    draws = group.stage.is_last and not group.rank
+    picker = token_picker() if may_compile and draws and device.type == "cpu" else TorchPicker()
     return Sampler(seed, picker) if group.size == 1 else RankSampler(seed, picker, group)

@@ -71,11 +71,15 @@ class CompiledPicker:
         return picked
 
 
-@cache
 def token_picker() -> TokenPicker:
     """The fastest one of this machine's CPU: the compiled kernel, or torch without a compiler."""
     try:
-        return CompiledPicker(load_sampling_library())
+        return _compiled_picker()
     except (KernelUnavailable, AttributeError) as error:
         start_log.warning("Tokens are drawn by torch, more slowly: %s.", error)
         return TorchPicker()
+
+
+@cache
+def _compiled_picker() -> CompiledPicker:
+    return CompiledPicker(load_sampling_library())

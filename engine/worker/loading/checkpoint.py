@@ -183,6 +183,17 @@ def _weight_files(folder: Path, weights_name: str | None) -> list[Path]:
     return files
 
 
+def stored_dtype(folder: Path) -> torch.dtype | None:
+    """The type in which most bytes are stored, of bf16, fp16 and fp32; None if there are none."""
+    num_bytes: Counter[torch.dtype] = Counter()
+    for file in _weight_files(folder, None):
+        for entry in _read_header(file).values():
+            dtype = _FLOATS.get(entry.dtype, torch.float64)
+            if dtype != torch.float64:
+                num_bytes[dtype] += entry.num_bytes
+    return max(num_bytes, key=lambda dtype: num_bytes[dtype], default=None)
+
+
 def _files_of_index(folder: Path, index_name: str) -> list[Path]:
     index = folder / index_name
     try:

@@ -69,11 +69,20 @@ class LoadPlan:
         """The function that maps a tensor's name to the decoder's; None if they are the same."""
         if self.multimodal:
             return decoder_name
-        return headless_name if self.headless else usual_names(self.config.model_type)
+        usual = usual_names(self.config.model_type)
+        if not self.headless or usual is None:
+            return headless_name if self.headless else usual
+        return lambda name: _usual_of_headless(usual, name)
 
     @property
     def architecture(self) -> str:
         return architecture_of(self.config)
+
+
+def _usual_of_headless(usual: Callable[[str], str], name: str) -> str | None:
+    """Maps names first that are usual but for their prefix, then those that lack one."""
+    whole = headless_name(usual(name))
+    return None if whole is None else usual(whole)
 
 
 def check_memory(model: torch.nn.Module, plan: LoadPlan, saved_bytes: int = 0) -> None:

@@ -21,7 +21,7 @@ from engine.process.trim import give_back_freed
 from engine.records.pooling import PoolingModel
 from engine.worker.cpu.packed_weights import compiled_gemm
 from engine.worker.loading.checked_parts import check_parts
-from engine.worker.loading.checkpoint import Checkpoint
+from engine.worker.loading.checkpoint import Checkpoint, stored_dtype
 from engine.worker.loading.dequantization import log_dequantization
 from engine.worker.loading.formats.stored_tensor import PlainTensor, same_content
 from engine.worker.loading.kept_weights import KeptWeights
@@ -93,6 +93,8 @@ def load_model(
     check_rope(config, max_model_len)
     weight_format = read_format(folder)
     dtype = choose_dtype(options.dtype, config)
+    if options.dtype == "auto" and config.dtype is None and options.load_format != "dummy":
+        dtype = stored_dtype(folder) or dtype
     if weight_format is not None and options.dtype == "auto":
         dtype = dtype_of_dequantized(dtype, device)
     if headless:

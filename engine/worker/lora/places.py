@@ -10,7 +10,7 @@ import torch
 
 from engine.worker.lora.adapter_folder import LowRankWeights
 from engine.worker.models.attention import SelfAttention
-from engine.worker.models.decoder import DecoderLayer
+from engine.worker.models.decoder import DecoderLayer, renamed
 from engine.worker.models.mlp import GatedMLP
 from engine.worker.models.shape import DecoderShape
 
@@ -70,7 +70,12 @@ def places_of(layer: DecoderLayer, shape: DecoderShape, rank: int, size: int) ->
     if isinstance(layer.mlp, GatedMLP):
         named = _mlp_places(layer.mlp, shape.hidden_size, rank, size)
         places |= {shape.mlp_prefix + name: place for name, place in named}
-    return places
+    return {_published(name, shape): place for name, place in places.items()}
+
+
+def _published(name: str, shape: DecoderShape) -> str:
+    """The name of a linear in a checkpoint."""
+    return renamed(f"{name}.", shape.other_names).removesuffix(".")
 
 
 def _attention_places(attention: SelfAttention, hidden: int, rank: int, size: int) -> dict[str, Place]:
@@ -81,17 +86,24 @@ def _attention_places(attention: SelfAttention, hidden: int, rank: int, size: in
     copies = shape.num_kv_copies
     qkv = JoinedLinear.QKV
     output = JoinedLinear.OUTPUT
+    output_place = Place(output, 0, hidden, shape.query_size, rank, size, by_inputs=True)
+    if shape.joined_qkv:  # of several ranks none has all that its checkpoint's linear is made of
+        whole = {} if size > 1 else {"self_attn.qkv_proj": Place(qkv, 0, keys_end + kv, hidden)}
+        return {**whole, "self_attn.o_proj": output_place}
     return {
         "self_attn.q_proj": Place(qkv, 0, queries, hidden, rank, size),
         "self_attn.k_proj": Place(qkv, queries, kv, hidden, rank // copies, size // copies),
         "self_attn.v_proj": Place(qkv, keys_end, kv, hidden, rank // copies, size // copies),
-        "self_attn.o_proj": Place(output, 0, hidden, shape.query_size, rank, size, by_inputs=True),
+        "self_attn.o_proj": output_place,
     }
 
 
 def _mlp_places(mlp: GatedMLP, hidden: int, rank: int, size: int) -> Iterator[tuple[str, Place]]:
     inner = mlp.intermediate_size
-    if not mlp.is_joined:  # else gates and ups are one linear in the checkpoint, too
+    if mlp.is_joined:
+        if size == 1:
+            yield "gate_up_proj", Place(JoinedLinear.GATE_UP, 0, 2 * inner, hidden)
+    else:
         yield "gate_proj", Place(JoinedLinear.GATE_UP, 0, inner, hidden, rank, size)
         yield "up_proj", Place(JoinedLinear.GATE_UP, inner, inner, hidden, rank, size)
     yield "down_proj", Place(JoinedLinear.DOWN, 0, hidden, inner, rank, size, by_inputs=True)

@@ -114,7 +114,8 @@ class SelfAttention(nn.Module):
             if shape.joined_qkv:
                 of_kv = Section(shape.kv_size, kv_index, kv_count)
                 sections = (Section(self.queries_size, rank, size), of_kv, of_kv)
-                parts[f"qkv_proj.{kind}"] = SectionedPart.of(qkv, sections)
+                part = TensorPart(qkv) if size == 1 else SectionedPart.of(qkv, sections)
+                parts[f"qkv_proj.{kind}"] = part
                 continue
             q, k, v = torch.split(qkv, [self.queries_size, shape.kv_size, shape.kv_size])
             parts[f"q_proj.{kind}"] = TensorPart(q, 0, rank, size)

@@ -95,7 +95,7 @@ class DecoderLayer(nn.Module):
             parts |= self.mlp.checkpoint_parts(fused=fused)
         elif self.mlp is not None:
             parts |= _prefixed(self._shape.mlp_prefix, self.mlp.checkpoint_parts())
-        return {_renamed(name, self._shape.other_names): part for name, part in parts.items()}
+        return {renamed(name, self._shape.other_names): part for name, part in parts.items()}
 
     def _named_norms(self) -> Iterator[tuple[str, nn.Parameter | None]]:
         """The layer's norms, by their names in checkpoints: with output norms, by Gemma's names. None in
@@ -400,7 +400,7 @@ def _prefixed(prefix: str, parts: dict[str, TensorPart]) -> dict[str, TensorPart
     return {prefix + name: part for name, part in parts.items()}
 
 
-def _renamed(name: str, other_names: Sequence[tuple[str, str]]) -> str:
+def renamed(name: str, other_names: Sequence[tuple[str, str]]) -> str:
     """The name in the checkpoint of a layer's tensor."""
     for own, other in other_names:
         if name.startswith(own):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from engine.worker.attention.backend import AttentionBackend
@@ -46,8 +44,6 @@ class Mamba2(StateLayer):
         states = self.states
         sizes = [mamba.inner_size, mamba.conv_size, mamba.num_heads]
         gate, mixed, dt = torch.split(self.projection(x), sizes, dim=-1)
-        if mamba.min_step:
-            dt = self._no_shorter(dt, mamba.min_step)
         convolved = states.causal_conv(
             Convolution(mixed, self.conv.squeeze(1), self.conv_bias, has_silu=True)
         )
@@ -65,11 +61,6 @@ class Mamba2(StateLayer):
         normed = self._normed(gated(scanned.flatten(1), gate))
         output: torch.Tensor = self.output(self.norm * normed.to(x.dtype))
         return output
-
-    def _no_shorter(self, dt: torch.Tensor, min_step: float) -> torch.Tensor:
-        """Raises the inputs of time steps, softplus(dt + bias), so that none is below ``min_step``."""
-        least = math.log(math.expm1(min_step)) - self.dt_bias
-        return torch.maximum(dt.float(), least).to(dt.dtype)
 
     def _normed(self, x: torch.Tensor) -> torch.Tensor:
         """The RMS norm of each group, whose heads may be on several ranks. x [num_tokens, inner_size], fp32

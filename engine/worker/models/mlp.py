@@ -67,7 +67,8 @@ class GatedMLP(nn.Module):
         parts = {}
         for kind, gate_up in self.gate_up.named_parameters():
             if self.is_joined:
-                parts[f"gate_up_proj.{kind}"] = TensorPart(gate_up, 0, rank, size, num_pieces=2)
+                num_pieces = 1 if size == 1 else 2
+                parts[f"gate_up_proj.{kind}"] = TensorPart(gate_up, 0, rank, size, num_pieces)
                 continue
             gate, up = gate_up.chunk(2)
             parts[f"gate_proj.{kind}"] = TensorPart(gate, 0, rank, size)

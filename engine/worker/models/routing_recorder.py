@@ -55,7 +55,7 @@ class RoutingRecorder:
         # Signed, as torch has few unsigned types: numbers that are too large keep their bits.
         signed = torch.from_numpy(self._experts.view(_SIGNED[spec.dtype.itemsize]))
         for index, layer in enumerate(model.layers):
-            mlp = layer.get_submodule("mlp")
+            mlp = getattr(layer, "mlp", None)
             if isinstance(mlp, MixtureOfExperts):
                 mlp.add_module("router", RecordingRouter(mlp.router, signed[:, index]))
 

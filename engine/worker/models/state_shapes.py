@@ -68,8 +68,6 @@ class MambaShape:
     conv_bias: bool
     bias: bool
     """Whether its first and last linear have a bias."""
-    min_step: float = 0.0
-    """The least time step, in which a state changes; smaller ones are raised to it."""
     num_group_copies: int = 1
     """The number of ranks with the same group, if there is one for all."""
 

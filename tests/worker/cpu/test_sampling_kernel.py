@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from engine.records.sampling_params import SamplingParams
 from engine.worker.cpu import sampling_kernel
+from engine.worker.cpu.rank_sampler import select_sampler
 from engine.worker.cpu.sampling_kernel import CompiledPicker, token_picker
+from engine.worker.parallel.group import ALONE
 from engine.worker.sampler import Picked, TorchPicker
 from engine.worker.sampling_batch import SamplingBatch, SamplingTable
 
@@ -124,5 +126,16 @@ def test_without_a_compiler_torch_draws(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert isinstance(sampling_kernel.token_picker.__wrapped__(), TorchPicker)
+    monkeypatch.setattr(sampling_kernel, "_compiled_picker", sampling_kernel._compiled_picker.__wrapped__)
+    assert isinstance(token_picker(), TorchPicker)
     assert "no C++ compiler found (no-such-compiler)" in caplog.text
+
+
+@pytest.mark.parametrize(("device", "may_compile"), [("cuda", True), ("cpu", False)])
+def test_torch_draws_on_other_devices_and_where_nothing_is_to_be_compiled(
+    device: str, may_compile: bool
+) -> None:
+    sampler = select_sampler(0, ALONE, torch.device(device), may_compile=may_compile)
+    assert isinstance(sampler._picker, TorchPicker)
+    compiled = select_sampler(0, ALONE, torch.device("cpu"), may_compile=True)
+    assert isinstance(compiled._picker, CompiledPicker)

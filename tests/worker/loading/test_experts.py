@@ -154,3 +154,18 @@ def test_experts_are_not_quantized_without_kernels(model_folders: ModelFolders) 
     options = ModelConfig(model=str(model_folders("mixtral")), device="cpu", quantization="int8")
     with pytest.raises(ConfigError, match="quantization of a mixture of experts needs the compiled"):
         load_model(options)
+
+
+def test_hunyuan_s_layer_for_multi_token_prediction_is_left_out(
+    model_folders: ModelFolders, tmp_path: Path
+) -> None:
+    """The published folder has one layer more, and no dtype in its config: that of the weights counts."""
+    folder = shutil.copytree(model_folders("hy-v3"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    del config["dtype"]
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors["model.layers.3.eh_proj.weight"] = torch.zeros(4, 4)
+    save_file(tensors, folder / "model.safetensors")
+    loaded = load_model(ModelConfig(model=str(folder), device="cpu"))
+    assert loaded.dtype == torch.bfloat16

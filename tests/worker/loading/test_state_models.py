@@ -255,3 +255,17 @@ def test_experts_without_gates_are_not_quantized(model_folders: ModelFolders) ->
     options = ModelConfig(model=str(model_folders("nemotron-h")), device="cpu", quantization="int8")
     with pytest.raises(ConfigError, match="quantization is not supported for experts without gates"):
         load_model(options)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "nemotron-h-dense"])
+def test_a_folder_without_a_head_is_read(name: str, model_folders: ModelFolders, tmp_path: Path) -> None:
+    """Its tensors have no common prefix, or the family's own."""
+    folder = shutil.copytree(model_folders(name), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    kept = {each.removeprefix("model."): tensor for each, tensor in tensors.items() if "lm_head" not in each}
+    save_file(kept, folder / "model.safetensors")
+    whole = load_model(ModelConfig(model=str(model_folders(name)), device="cpu")).model
+    headless = load_model(ModelConfig(model=str(folder), device="cpu"), headless=True).model
+    assert isinstance(whole, Decoder)
+    assert isinstance(headless, Decoder)
+    assert torch.equal(whole.final_norm, headless.final_norm)

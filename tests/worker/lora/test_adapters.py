@@ -108,6 +108,15 @@ def test_every_request_has_its_adapters_tokens(tmp_path: Path, name: str) -> Non
         check_tokens(llm, model, cases)
 
 
+@pytest.mark.parametrize("family", ["phi3", "glm4"])
+def test_adapters_of_linears_that_a_checkpoint_joins(tmp_path: Path, family: str) -> None:
+    """Queries, keys and values in one linear, or gates and ups."""
+    model = make_model_folder(tmp_path / "model", family=family)
+    adapters = {str(seed): save_adapter(model, tmp_path / str(seed), seed) for seed in range(2)}
+    with LLM(model, multiprocess=False, **OPTIONS) as llm:
+        check_tokens(llm, model, prompts_and_adapters(adapters))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
 def test_ranks_have_parts_of_adapters(tmp_path: Path, options: dict[str, Any]) -> None:

@@ -32,5 +32,4 @@ def exaone_moe_shape(config: Any) -> DecoderShape:
         output_norms=False,
         mlps=mlps_by_kind(config, plain.mlps, sparse),
         other_names=_NAMES,
-        num_unused_layers=getattr(config, "num_nextn_predict_layers", None) or 0,
     )

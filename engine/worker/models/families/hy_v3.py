@@ -1,5 +1,5 @@
 """Hunyuan 3: Qwen3's attention, experts with a sigmoid router and a shared one in the layers that the config
-names."""
+names. The layers for multi-token prediction are not used."""
 
 from __future__ import annotations
 
@@ -35,4 +35,5 @@ def hy_v3_shape(config: Any) -> DecoderShape:
         qk_norm=True,
         mlps=mlps_by_kind(config, plain.mlps, sparse),
         other_names=_NAMES,
+        num_unused_layers=getattr(config, "num_nextn_predict_layers", None) or 0,
     )

@@ -20,5 +20,4 @@ def mellum_shape(config: Any) -> DecoderShape:
         plain,
         rope_kinds=() if "" in all_ropes(config) else tuple(config.layer_types),
         mlps=mlps_by_kind(config, plain.mlps, sparse),
-        num_unused_layers=config.num_mtp_layers or 0,
     )

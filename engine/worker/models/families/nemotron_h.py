@@ -1,8 +1,13 @@
 """Nemotron-H and Nemotron 3 Nano: layers of one kind each, Mamba-2, attention without positions, an MLP or
-experts, both with squares in place of gates. The layers for multi-token prediction are not used."""
+experts, both with squares in place of gates. The layers for multi-token prediction are not used.
+
+Time steps have no lower bound, as in NVIDIA's own code; transformers bounds those of prompts, but not those
+of decodes.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from engine.worker.models.shape import (
@@ -21,17 +26,22 @@ _NAMES = (
     *((f"{norm}.", "norm.") for norm in ("input_layernorm", "post_attention_layernorm")),
     *((part, _MIXER) for part in ("self_attn.", "mamba.")),
 )
+_EVERY_STEP = (0.0, math.inf)
 _KINDS = {"linear_attention", "full_attention", "mlp", "moe"}
 
 
 def is_known_nemotron_h(config: Any) -> bool:
-    """Whether some layers attend, all are of known kinds, and experts read the hidden states themselves."""
+    """Whether some layers attend, all are of known kinds, time steps are unbounded, and experts have no
+    biases and read the hidden states themselves."""
     kinds = set(config.layers_block_type)
+    limits = tuple(config.time_step_limit or _EVERY_STEP)
     return (
         "full_attention" in kinds
         and kinds <= _KINDS
         and (config.mlp_hidden_act, config.mamba_hidden_act) == ("relu2", "silu")
         and config.moe_latent_size is None
+        and limits == _EVERY_STEP
+        and not (config.mlp_bias and "moe" in kinds)
         and not config.residual_in_fp32
         and config.sliding_window is None
     )
@@ -47,7 +57,6 @@ def nemotron_h_shape(config: Any) -> DecoderShape:
         config.conv_kernel,
         bool(config.use_conv_bias),
         bool(config.use_bias),
-        min_step=float(config.time_step_min),
     )
     mlps: dict[str, MLPShape] = {"mlp": _dense(config), "moe": _sparse(config)}
     return DecoderShape(

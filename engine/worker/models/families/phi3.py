@@ -1,4 +1,5 @@
-"""Phi-3 and Phi-4: Mistral, with queries, keys and values in one tensor of checkpoints, and gates and ups."""
+"""Phi-3 (4k) and Phi-4: Mistral, with queries, keys and values in one tensor of checkpoints, and gates and
+ups. Those with longrope are left to transformers."""
 
 from __future__ import annotations
 

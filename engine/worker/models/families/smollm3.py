@@ -11,5 +11,6 @@ from engine.worker.models.shape import NO_ROPE, DecoderShape
 
 
 def smollm3_shape(config: Any) -> DecoderShape:
-    kinds = tuple("" if has_rope else NO_ROPE for has_rope in config.no_rope_layers)
+    have_rope = config.no_rope_layers[: config.num_hidden_layers]  # it names those that have one
+    kinds = tuple("" if has_rope else NO_ROPE for has_rope in have_rope)
     return replace(llama_shape(config), windows=tuple(layer_windows(config)), rope_kinds=kinds)
