@@ -162,6 +162,8 @@ def _number(kind: str, unit: str, parameter: str, default: float, most: float) -
 
 
 _SWITCH = {"true": True, "false": False}
+_LIMITS = frozenset({"max_first_wait_s"})
+"""Options that are numbers, or none."""
 
 
 def _continuum_config(parameter: str) -> ContinuumConfig:
@@ -171,7 +173,7 @@ def _continuum_config(parameter: str) -> ContinuumConfig:
         for field in sorted(fields(ContinuumConfig), key=_is_tuning)
         if field.default is not MISSING
     }
-    options: dict[str, str | float | int] = {}
+    options: dict[str, str | float | int | None] = {}
     for part in parameter.split(",") if parameter else ():
         name, _, value = part.partition("=")
         if name in options:
@@ -184,7 +186,11 @@ def _continuum_config(parameter: str) -> ContinuumConfig:
                 raise PolicyError(f"continuum:{name} must be true or false, got {value!r}.")
             options[name] = _SWITCH[value]
             continue
-        kind = type(default) if isinstance(default, float | int) else str
+        kind: Callable[[str], str | float | int | None] = (
+            type(default) if isinstance(default, float | int) else str
+        )
+        if name in _LIMITS:
+            kind = _limit
         try:
             options[name] = kind(value)
         except ValueError:
@@ -193,6 +199,10 @@ def _continuum_config(parameter: str) -> ContinuumConfig:
         return ContinuumConfig(**options)  # type: ignore[arg-type]  # checked above, by name
     except ConfigError as error:
         raise PolicyError(f"continuum:{error}") from error
+
+
+def _limit(value: str) -> float | None:
+    return None if value == "none" else float(value)
 
 
 def _simulated(parameter: str, make: Callable[[ContinuumConfig], MakePolicy]) -> MakePolicy:

@@ -83,7 +83,7 @@ def test_arguments_of_attention_that_are_not_known_are_refused(
 ) -> None:
     """An unknown argument is refused by name, because it may change the result."""
     monkeypatch.setattr(transformers_model, "_WITHOUT_BEARING", frozenset({"dropout"}))
-    AutoConfig.for_model("olmo3", **(SMALL | {"sliding_window": 9})).save_pretrained(tmp_path)
+    AutoConfig.for_model("starcoder2", **(SMALL | {"sliding_window": 9})).save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match="its attention uses sliding_window"):
         load_model(ModelConfig(model=str(tmp_path), load_format="dummy", max_model_len=64))
 
