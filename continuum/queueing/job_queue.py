@@ -137,7 +137,8 @@ class JobQueue:
         Nothing is said of the job that begins next, of one that repeats a request and keeps its place, and of
         one that began elsewhere: its prompt has replies.
         """
-        job, turn = request.job, self._turns.get(request)
+        job = request.job
+        turn = self._turns.get(request)
         deadline_s = None if job is None else job.deadline_s
         bounds_s = [bound for bound in (self._config.max_first_wait_s, deadline_s) if bound is not None]
         if not bounds_s or job is None or turn is None or turn.repeats is not None or job.num_replies:

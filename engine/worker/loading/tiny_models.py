@@ -174,11 +174,10 @@ def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype, see
 def _as_published(name: str, tensor: torch.Tensor, model_type: str) -> dict[str, torch.Tensor]:
     """A tensor under its published names: transformers 5 joins the experts of a layer in one tensor, as only
     the families in ``_FUSED`` and Granite are published."""
-    gate, up, down = "gate_proj", "up_proj", "down_proj"
-    if model_type == "lfm2_moe":
-        gate, up, down = "w1", "w3", "w2"
-    if model_type in ("mixtral", "minimax_m2"):
-        gate, up, down = "w1", "w3", "w2"
+    is_mixtral = model_type in ("mixtral", "minimax_m2")
+    by_number = is_mixtral or model_type == "lfm2_moe"
+    gate, up, down = ("w1", "w3", "w2") if by_number else ("gate_proj", "up_proj", "down_proj")
+    if is_mixtral:
         name = name.replace(".mlp.", ".block_sparse_moe.")
     for own, published in _PUBLISHED.get(model_type, ()):
         name = name.replace(own, published)

@@ -11,4 +11,6 @@ from engine.worker.models.shape import DecoderShape
 
 
 def deepseek_v3_shape(config: Any) -> DecoderShape:
-    return latent_decoder(config, sigmoid_routing(config), interleaved=bool(config.rope_interleave))
+    return latent_decoder(
+        config, sigmoid_routing(config, config.n_routed_experts), interleaved=bool(config.rope_interleave)
+    )

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from engine.worker.models.families.exaone4 import exaone4_shape
+from engine.worker.models.families.glm4_moe import sigmoid_routing
 from engine.worker.models.families.plain import mlps_by_kind
-from engine.worker.models.shape import DecoderShape, Routing, SparseShape
+from engine.worker.models.shape import DecoderShape, SparseShape
 
 _NAMES = (("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias"),)
 
@@ -16,15 +17,7 @@ _NAMES = (("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias"),)
 def exaone_moe_shape(config: Any) -> DecoderShape:
     plain = exaone4_shape(config)
     size = config.moe_intermediate_size
-    routing = Routing(
-        config.num_experts,
-        config.num_experts_per_tok,
-        normalized=bool(config.norm_topk_prob),
-        by_sigmoid=True,
-        num_groups=config.n_group,
-        num_top_groups=config.topk_group,
-        scale=config.routed_scaling_factor,
-    )
+    routing = sigmoid_routing(config, config.num_experts)
     sparse = SparseShape(size, routing, size * config.num_shared_experts)
     return replace(
         plain,

@@ -32,13 +32,15 @@ def glm4_moe_shape(config: PreTrainedConfig) -> DecoderShape:
 def sigmoid_experts(config: Any) -> SparseShape:
     """Experts chosen by a sigmoid router, and one for all tokens."""
     size = config.moe_intermediate_size
-    return SparseShape(size, sigmoid_routing(config), size * (config.n_shared_experts or 0))
+    return SparseShape(
+        size, sigmoid_routing(config, config.n_routed_experts), size * (config.n_shared_experts or 0)
+    )
 
 
-def sigmoid_routing(config: Any) -> Routing:
+def sigmoid_routing(config: Any, num_experts: int) -> Routing:
     """DeepSeek-V3's router: a correction affects the choice of experts but not their weights."""
     return Routing(
-        config.n_routed_experts,
+        num_experts,
         config.num_experts_per_tok,
         normalized=bool(config.norm_topk_prob),
         by_sigmoid=True,

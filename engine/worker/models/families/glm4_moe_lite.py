@@ -18,6 +18,8 @@ def is_known_glm4_moe_lite(config: Any) -> bool:
 
 
 def glm4_moe_lite_shape(config: Any) -> DecoderShape:
-    shape = latent_decoder(config, sigmoid_routing(config), interleaved=bool(config.rope_interleave))
+    shape = latent_decoder(
+        config, sigmoid_routing(config, config.n_routed_experts), interleaved=bool(config.rope_interleave)
+    )
     dense = plain_shape(config).mlps
     return replace(shape, mlps=mlps_by_kind(config, dense, sparse=shape.mlps[-1]))

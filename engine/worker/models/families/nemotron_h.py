@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from engine.worker.models.families.glm4_moe import sigmoid_routing
 from engine.worker.models.shape import (
     NO_ROPE,
     DecoderShape,
     DenseShape,
     ExpertNames,
     MLPShape,
-    Routing,
     SparseShape,
 )
 from engine.worker.models.state_shapes import MambaShape
@@ -83,18 +83,9 @@ def _dense(config: Any) -> DenseShape:
 
 
 def _sparse(config: Any) -> SparseShape:
-    routing = Routing(
-        config.n_routed_experts,
-        config.num_experts_per_tok,
-        normalized=bool(config.norm_topk_prob),
-        by_sigmoid=True,
-        num_groups=config.n_group,
-        num_top_groups=config.topk_group,
-        scale=config.routed_scaling_factor,
-    )
     return SparseShape(
         config.moe_intermediate_size,
-        routing,
+        sigmoid_routing(config, config.n_routed_experts),
         config.moe_shared_expert_intermediate_size,
         names=ExpertNames(_MIXER),
         squared=True,
