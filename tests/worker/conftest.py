@@ -24,6 +24,16 @@ _DEEPSEEK_YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 0.707,
 }
+_GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
+"""Queries grow after 16 tokens."""
 _DELTA_NET = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -407,6 +417,36 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_layers": 3,
         "tie": True,
         "extra_config": {**_LATENT, "q_lora_rank": 24},
+    },
+    "arcee": {"family": "arcee", "head_dim": 24, "extra_config": {"mlp_bias": True, "attention_bias": True}},
+    "ministral3": {
+        "family": "ministral3",
+        "head_dim": 24,
+        "extra_config": {"sliding_window": None, "rope_parameters": _GROWING},
+    },
+    "ernie4.5-moe": {
+        "family": "ernie4_5_moe",
+        "num_layers": 4,
+        "tie": True,
+        "extra_config": {
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 32,
+            "moe_layer_end_index": 2,
+        },
+    },
+    "mistral4": {
+        "family": "mistral4",
+        "num_layers": 3,
+        "extra_config": {
+            **_LATENT,
+            "q_lora_rank": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {**_GROWING, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
     },
     "seed-oss": {
         "family": "seed_oss",

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    Mistral4ForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -32,16 +33,16 @@ MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
 _GEMMA = ("gemma2", "gemma3_text")
 _DENSE = (
     *("llama", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3", "granite"),
-    *("olmo3", "exaone4", "ernie4_5", "glm4", "phi3"),
+    *("olmo3", "exaone4", "ernie4_5", "glm4", "phi3", "arcee", "ministral3"),
 )
 _SPARSE = (
     *("qwen2_moe", "qwen3_moe", "mixtral", "glm4_moe", "gpt_oss", "llama4_text"),
     *("dots1", "solar_open", "granitemoe", "granitemoeshared", "minimax_m2"),
-    *("hy_v3", "exaone_moe", "mellum"),
+    *("hy_v3", "exaone_moe", "mellum", "ernie4_5_moe"),
 )
-_FUSED = ("gpt_oss", "llama4_text")
+_FUSED = ("gpt_oss", "llama4_text", "mistral4")
 """Families that are also published with the experts of a layer in one tensor."""
-_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu")
+_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "mistral4")
 _WITH_STATES = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h"),
     *("lfm2", "lfm2_moe"),
@@ -65,6 +66,7 @@ _PUBLISHED = {
         ("mlp.shared_experts.", "mlp.shared_mlp."),
     ),
     "nemotron_h": (("model.", "backbone."),),
+    "ernie4_5_moe": (("mlp.gate.moe_statics.", "mlp.moe_statics."),),
     "exaone_moe": (("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias"),),
 }
 """Parts of names in checkpoints that differ from transformers'."""
@@ -138,6 +140,8 @@ def make_model_folder(
 
 def _without_memory(config: PreTrainedConfig) -> PreTrainedModel:
     """Build transformers' model on the meta device, for the names and shapes of its tensors."""
+    if config.model_type == "mistral4":  # which transformers knows only as the decoder of Mistral 3 folders
+        AutoModelForCausalLM.register(type(config), Mistral4ForCausalLM, exist_ok=True)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     assert isinstance(model, PreTrainedModel)

@@ -66,14 +66,18 @@ class SelfAttention(nn.Module):
         return output
 
     def _positioned(self, qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Apply norms and rope to queries and keys. qk [num_tokens, num_heads + num_kv_heads, head_dim] ->
-        the same shape"""
+        """Apply norms and rope to queries and keys, and let queries grow. qk [num_tokens, num_heads +
+        num_kv_heads, head_dim] -> the same shape"""
         if self.q_norm is not None and self.k_norm is not None:
             q = qk[:, : self.shape.num_heads]
             k = qk[:, self.shape.num_heads :]
             qk = torch.cat(self._normed(q, k, self.q_norm, self.k_norm), dim=1)
         if not self.shape.has_rope:
             return qk
+        if self.shape.query_growth is not None:
+            qk = rotate(qk, cos[..., :-1], sin)
+            q = qk[:, : self.shape.num_heads] * cos[..., -1:]
+            return torch.cat((q, qk[:, self.shape.num_heads :]), dim=1)
         return rotate(_pairs_apart(qk, cos.shape[-1]) if self.shape.neighbor_rope else qk, cos, sin)
 
     def _normed(

@@ -218,7 +218,7 @@ class Decoder(nn.Module):
         self.ropes = {
             kind: QueryFactors(mixed)
             if mixed is not None and kind == NO_ROPE
-            else RotaryEmbedding(self.config, size, device, kind)
+            else RotaryEmbedding(self.config, size, device, kind, self.shape.query_growth)
             for kind in kinds
         }
 

@@ -29,6 +29,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         self._latent = latent
         self._index = index
+        self._grows = shape.query_growth is not None
         self._group = build.group
         self._num_heads = shape.num_heads
         hidden = shape.hidden_size
@@ -57,9 +58,13 @@ class LatentAttention(nn.Module):
         q, kv, rope = torch.split(self.down(x), sizes, dim=-1)
         query = self.query(x if self.q_norm is None else rms_norm(q, q.shape[1:], self.q_norm, _NORM_EPS))
         kv = rms_norm(kv, self.kv_norm.shape, self.kv_norm, _NORM_EPS)
+        factors = None
+        if self._grows:
+            cos, factors = cos[..., :-1], cos[..., -1:]
+        absorbed = self._absorbed(query, cos, sin)
         attended = attention.attend_latent(
             self._index,
-            self._absorbed(query, cos, sin),
+            absorbed if factors is None else absorbed * factors,
             torch.cat((kv, self._rotated(rope[:, None], cos, sin)[:, 0]), dim=-1),
             value_size=latent.kv_rank,
             scale=latent.scale,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.worker.models.shape import NO_ROPE
+from engine.worker.models.shape import NO_ROPE, QueryGrowth
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -41,9 +41,17 @@ def all_ropes(config: PreTrainedConfig) -> dict[str, dict[str, Any]]:
 class RotaryEmbedding:
     """Computes the cosines and sines of positions, which the layers of a step share."""
 
-    def __init__(self, config: PreTrainedConfig, head_dim: int, device: torch.device, kind: str = "") -> None:
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        head_dim: int,
+        device: torch.device,
+        kind: str = "",
+        growth: QueryGrowth | None = None,
+    ) -> None:
         """``kind``: the name of the rope, if there are several; see ``all_ropes``. NO_ROPE rotates by
         nothing, which changes no bit."""
+        self._growth = growth
         still = torch.zeros(head_dim // 2), 1.0
         frequencies, self.scaling = still if kind == NO_ROPE else _frequencies(config, head_dim, kind)
         self.frequencies = frequencies.to(device)
@@ -53,12 +61,19 @@ class RotaryEmbedding:
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """positions [num_tokens], or [3, num_tokens] in time, height and width -> cos, sin [num_tokens, 1,
-        head_dim], as ``rotate`` takes them"""
+        head_dim], as ``rotate`` takes them; if queries grow, cos has a last column with their factors"""
         by_frequency = positions[:, None] if positions.dim() == 1 else positions[self.axes].t()
         angles = by_frequency[:, None].float() * self.frequencies
         cos = angles.cos() * self.scaling
         sin = angles.sin() * self.scaling
-        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+        factors = () if self._growth is None else (grown(positions, self._growth),)
+        return torch.cat((cos, cos, *factors), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+
+def grown(positions: torch.Tensor, growth: QueryGrowth) -> torch.Tensor:
+    """The factors of queries at positions [num_tokens] -> [num_tokens, 1, 1]"""
+    steps = torch.floor(positions[:, None, None].float() / growth.interval)
+    return 1.0 + growth.growth * torch.log1p(steps)
 
 
 def mrope_axes(config: PreTrainedConfig, num_frequencies: int) -> torch.Tensor | None:

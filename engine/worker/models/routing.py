@@ -25,11 +25,11 @@ class Router(nn.Module):
     def __init__(self, hidden_size: int, routing: Routing, build: Builder) -> None:
         super().__init__()
         self.routing = routing
-        self.weight = build.parameter(routing.num_experts, hidden_size)
+        is_corrected = routing.by_sigmoid or routing.corrected
+        wide = torch.float32 if routing.corrected else None
+        self.weight = build.parameter(routing.num_experts, hidden_size, dtype=wide)
         self.bias = build.parameter(routing.num_experts) if routing.biased else None
-        self.correction = (
-            build.parameter(routing.num_experts, dtype=torch.float32) if routing.by_sigmoid else None
-        )
+        self.correction = build.parameter(routing.num_experts, dtype=torch.float32) if is_corrected else None
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [num_tokens, hidden_size] -> experts and their weights, both [num_tokens, experts_per_token]"""
@@ -39,7 +39,11 @@ class Router(nn.Module):
             in_fp32 = self.routing.in_fp32
             logits = linear(x.float(), self.weight.float()) if in_fp32 else linear(x, self.weight, self.bias)
             return by_softmax(logits, self.routing)
-        return by_sigmoid(linear(x.float(), self.weight.float()), self.correction, self.routing)
+        logits = linear(x.float(), self.weight.float())
+        if self.routing.by_sigmoid:
+            return by_sigmoid(logits, self.correction, self.routing)
+        experts, weights = by_corrected_softmax(logits, self.correction, self.routing)
+        return experts, weights.to(x.dtype) if self.routing.rounded else weights
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""
@@ -47,7 +51,8 @@ class Router(nn.Module):
         if self.bias is not None:
             parts["bias"] = TensorPart(self.bias)
         if self.correction is not None:
-            parts["e_score_correction_bias"] = TensorPart(self.correction)
+            flat = self.correction if self.routing.by_sigmoid else self.correction[None]
+            parts["e_score_correction_bias"] = TensorPart(flat)
         return parts
 
 
@@ -62,6 +67,17 @@ def by_softmax(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, to
         weights = weights / weights.sum(dim=-1, keepdim=True)
     weights = weights * routing.scale
     return experts, weights.to(logits.dtype) if routing.rounded else weights
+
+
+def by_corrected_softmax(
+    logits: torch.Tensor, correction: torch.Tensor, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts with the highest corrected probabilities; the correction does not affect their weights.
+    logits, fp32 [num_tokens, num_experts] -> like ``Router.forward``, in fp32"""
+    scores = logits.softmax(dim=-1)
+    experts = (scores + correction).topk(routing.experts_per_token).indices
+    weights = scores.gather(1, experts)
+    return experts, weights / weights.sum(dim=-1, keepdim=True).clamp(min=routing.smallest_sum)
 
 
 def by_own_sigmoid(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:

@@ -44,6 +44,11 @@ class Routing:
     otherwise scores are a softmax over all experts, of logits in the model's dtype."""
     in_fp32: bool = False
     """Whether a softmax router computes its logits in fp32, too."""
+    corrected: bool = False
+    """Whether a softmax router adds a correction to its scores for the choice, and has its weights in
+    fp32."""
+    smallest_sum: float = 0.0
+    """The least number by which a corrected softmax router divides its weights."""
     biased: bool = False
     """Whether a softmax router adds a bias to its logits."""
     rounded: bool = False
@@ -182,6 +187,15 @@ class MixedRope:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries that grow with their position, so that attention stays sharp over long contexts: at position p
+    they are multiplied by 1 + growth * log(1 + floor(p / interval))."""
+
+    growth: float
+    interval: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderShape:
     """The sizes and switches in which decoders differ."""
 
@@ -229,6 +243,8 @@ class DecoderShape:
     """The soft cap of logits: cap * tanh(logit / cap)."""
     centered_norms: bool = False
     """Whether norms have a factor of 1 + weight; otherwise the factor is the weight."""
+    query_growth: QueryGrowth | None = None
+    """None: queries do not grow."""
     mixed_rope: MixedRope | None = None
     """None: all layers use rope in the same way."""
     latent: LatentShape | None = None
@@ -313,13 +329,16 @@ class DecoderShape:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether compiled CPU steps support it: all but latents, a mixed rope, states, gated shared experts,
-        factors of residuals and logits, norms of all heads, missing norms, and ropes of neighbors."""
+        """Whether compiled CPU steps support it: all but latents, a mixed rope, growing queries, states,
+        squares, gated shared experts, factors of residuals and logits, norms of all heads, missing norms, and
+        ropes of neighbors."""
         has_gate = any(isinstance(mlp, SparseShape) and mlp.gated_share for mlp in self.mlps)
+        has_square = any(mlp is not None and mlp.squared for mlp in self.mlps)
         is_scaled = self.residual_scale != 1.0 or self.logit_divisor != 1.0
         has_attention = self.latent is None and self.mixed_rope is None and not any(self.states)
         is_llama = self.input_norms and not self.norms_all_heads and not self.neighbor_rope
-        return has_attention and is_llama and not has_gate and not is_scaled
+        has_known_mlps = not has_gate and not has_square
+        return has_attention and is_llama and has_known_mlps and not is_scaled and self.query_growth is None
 
     @property
     def is_plain(self) -> bool:

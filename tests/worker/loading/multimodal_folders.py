@@ -74,6 +74,22 @@ _DEEPSEEK = {
     "topk_group": 1,
     "moe_intermediate_size": 32,
 }
+_GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
+MISTRAL3_DECODERS: dict[str, dict[str, Any]] = {
+    "ministral3": {**_MISTRAL, "model_type": "ministral3", "rope_parameters": _GROWING},
+    "mistral4": {**_DEEPSEEK, "model_type": "mistral4", "rope_parameters": _GROWING},
+}
+"""Decoders of Mistral 3's folders but the first, by model type: Ministral 3's and Mistral Small 4's."""
 CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3": {"text_config": {**_TEXT, "sliding_window": 12}, "vision_config": _VISION},
     "internvl": {
@@ -105,8 +121,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def make_multimodal_folder(to: Path, model_type: str, tokenizer_of: Path, **fields: Any) -> Path:
-    """Makes a folder of random weights and another's tokenizer; ``fields`` are of the outer config."""
-    config = AutoConfig.for_model(model_type, **CONFIGS[model_type], **fields)
+    """Makes a folder of random weights and another's tokenizer; ``fields`` are of the outer config, and
+    replace those of ``CONFIGS``."""
+    config = AutoConfig.for_model(model_type, **(CONFIGS[model_type] | fields))
     model = random_weights(class_of(config)(config))
     model.save_pretrained(to)
     if model_type == "kimi_k25":  # transformers also renames the decoder's layers to "blocks"

@@ -23,7 +23,13 @@ from engine.worker.models.decoder import Decoder
 from tests.api.server import running_server
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
-from tests.worker.loading.multimodal_folders import CONFIGS, code_of, make_multimodal_folder, renamed
+from tests.worker.loading.multimodal_folders import (
+    CONFIGS,
+    MISTRAL3_DECODERS,
+    code_of,
+    make_multimodal_folder,
+    renamed,
+)
 from tests.worker.loading.quantized_folders import WRITERS, write_quantized
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -73,6 +79,16 @@ def test_text_is_continued_as_by_the_whole_model(
     (line,) = [message for message in caplog.messages if "served as text" in message]
     assert num_others > 0
     assert line.endswith(f"is served as text: {num_others} tensors of its other parts are left out.")
+
+
+@pytest.mark.parametrize("decoder", list(MISTRAL3_DECODERS))
+def test_newer_decoders_of_mistral3_folders_run(
+    decoder: str, model_folders: ModelFolders, tmp_path: Path
+) -> None:
+    """Ministral 3 and Mistral Small 4 are published as Mistral 3 folders."""
+    text = MISTRAL3_DECODERS[decoder]
+    folder = make_multimodal_folder(tmp_path / decoder, "mistral3", model_folders("llama"), text_config=text)
+    assert generated(folder, model_impl="native") == expected(folder)
 
 
 def test_all_known_types_are_tested() -> None:
@@ -142,7 +158,7 @@ def test_a_decoder_that_is_not_known_is_refused(multimodal: Multimodal, tmp_path
     """An unknown decoder is refused in a sentence, before weights are read."""
     folder = renamed(multimodal("mistral3"), tmp_path / "other", str)
     config = json.loads((folder / "config.json").read_text())
-    config["text_config"]["model_type"] = "ministral3"
+    config["text_config"]["model_type"] = "cohere2"
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match="'Mistral3ForConditionalGeneration' cannot be served: "):
         load_model(ModelConfig(model=str(folder)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from engine.worker.models.families.arcee import arcee_shape, is_known_arcee
 from engine.worker.models.families.deepseek_v2 import (
     deepseek_v2_shape,
     is_known_deepseek_v2,
@@ -13,6 +14,7 @@ from engine.worker.models.families.deepseek_v2 import (
 from engine.worker.models.families.deepseek_v3 import deepseek_v3_shape
 from engine.worker.models.families.dots1 import dots1_shape
 from engine.worker.models.families.ernie4_5 import ernie4_5_shape
+from engine.worker.models.families.ernie4_5_moe import ernie4_5_moe_shape, is_known_ernie4_5_moe
 from engine.worker.models.families.exaone4 import exaone4_shape
 from engine.worker.models.families.exaone_moe import exaone_moe_shape
 from engine.worker.models.families.gemma2 import gemma2_shape, is_known_gemma
@@ -34,7 +36,9 @@ from engine.worker.models.families.llama import llama_shape
 from engine.worker.models.families.llama4 import is_known_llama4, llama4_shape
 from engine.worker.models.families.mellum import mellum_shape
 from engine.worker.models.families.minimax_m2 import minimax_m2_shape
+from engine.worker.models.families.ministral3 import is_known_ministral3, ministral3_shape
 from engine.worker.models.families.mistral import mistral_shape
+from engine.worker.models.families.mistral4 import is_known_mistral4, mistral4_shape
 from engine.worker.models.families.mixtral import mixtral_shape
 from engine.worker.models.families.nemotron_h import is_known_nemotron_h, nemotron_h_shape
 from engine.worker.models.families.olmo3 import olmo3_shape
@@ -66,9 +70,12 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "qwen3_moe": qwen3_moe_shape,
     "qwen2_moe": qwen2_moe_shape,
     "seed_oss": seed_oss_shape,
+    "arcee": arcee_shape,
+    "ministral3": ministral3_shape,
     "olmo3": olmo3_shape,
     "exaone4": exaone4_shape,
     "ernie4_5": ernie4_5_shape,
+    "ernie4_5_moe": ernie4_5_moe_shape,
     "glm4": glm4_shape,
     "smollm3": smollm3_shape,
     "granite": granite_shape,
@@ -97,6 +104,7 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "deepseek_v3": deepseek_v3_shape,
     "glm4_moe_lite": glm4_moe_lite_shape,
     "youtu": youtu_shape,
+    "mistral4": mistral4_shape,
     "llama4_text": llama4_shape,
 }
 _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
@@ -107,6 +115,10 @@ _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "glm4_moe_lite": is_known_glm4_moe_lite,
     "youtu": is_known_youtu,
     "hy_v3": is_known_hy_v3,
+    "arcee": is_known_arcee,
+    "ernie4_5_moe": is_known_ernie4_5_moe,
+    "ministral3": is_known_ministral3,
+    "mistral4": is_known_mistral4,
     **dict.fromkeys(("exaone_moe", "mellum"), names_mlps),
     "llama4_text": is_known_llama4,
     "granitemoehybrid": is_known_granite_hybrid,
@@ -118,7 +130,10 @@ _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
 """Checks for families whose configs may request more than their module supports."""
 _SEVERAL_ROPES = frozenset({"gemma3_text", "mellum", "olmo3"})
 _PARTIAL_ROPE = frozenset(
-    {"glm4", "glm4_moe", "phi3", "minimax_m2", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+    {
+        *("glm4", "glm4_moe", "phi3", "minimax_m2", "mistral4"),
+        *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+    }
 )
 NATIVE_MODEL_TYPES = _SHAPES.keys()
 
