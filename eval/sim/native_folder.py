@@ -88,6 +88,8 @@ def _latents(folder: Path, shape: DecoderShape) -> Latents | None:
     latent = shape.latent
     if latent is None:
         return None
+    if latent.index is not None:
+        raise HardwareError(f"{folder}: the simulator does not know indexers.")
     if latent.q_rank is None:
         raise HardwareError(f"{folder}: the simulator knows latents with q_lora_rank only.")
     return Latents(

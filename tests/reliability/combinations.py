@@ -39,6 +39,7 @@ from tests.reliability.questions import MAX_MODEL_LEN, PICTURE_FAMILIES, AloneWo
 FAMILIES = (
     *("llama", "qwen3", "mistral-window", "gemma3", "qwen3-moe", "mixtral", "deepseek-v3", "gpt-oss"),
     *("llama4", "qwen3-next", "granite4", "minimax-m2", "olmo3", "glm4-moe-lite", "nemotron-h", "lfm2"),
+    *("deepseek-v3.2", "ministral3"),
     *PICTURE_FAMILIES,
 )
 WITH_ADAPTERS = ("llama", "qwen3", "mistral-window", "gemma3")

@@ -34,6 +34,17 @@ _GROWING = {
     "llama_4_scaling_beta": 0.3,
 }
 """Queries grow after 16 tokens."""
+_INDEXED = {
+    **_LATENT,
+    "q_lora_rank": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "index_topk": 14,
+    "index_head_dim": 24,
+    "index_n_heads": 20,
+}
+"""An indexer chooses in all sequences but the shortest; with few heads many scores would be 0, and ties."""
 _DELTA_NET = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -448,6 +459,27 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "rope_parameters": {**_GROWING, "mscale": 1.0, "mscale_all_dim": 1.0},
         },
     },
+    "deepseek-v3.2": {
+        "family": "deepseek_v32",
+        "num_layers": 3,
+        "extra_config": {
+            **_INDEXED,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "rope_parameters": _DEEPSEEK_YARN,
+        },
+    },
+    "glm-5": {
+        "family": "glm_moe_dsa",
+        "num_layers": 4,
+        "extra_config": {
+            **_INDEXED,
+            "attention_bias": True,
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+            "indexer_types": ["full", "shared", "full", "shared"],
+        },
+    },
     "seed-oss": {
         "family": "seed_oss",
         "head_dim": 24,
@@ -578,6 +610,10 @@ WITH_STATES = (
     *("nemotron-h", "nemotron-h-dense", "lfm2", "lfm2-moe"),
 )
 """Models that have layers with states."""
+
+
+WITH_INDEXER = ("deepseek-v3.2", "glm-5")
+"""Models that choose the tokens that they attend to."""
 
 
 class ModelFolders(Protocol):

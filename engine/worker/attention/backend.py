@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.worker.attention.chosen_latents import LatentChoice
+
 IntArray = npt.NDArray[np.int64]
 
 
@@ -69,11 +71,19 @@ class AttentionBackend(Protocol):
         """
 
     def attend_latent(
-        self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        latent: torch.Tensor,
+        *,
+        value_size: int,
+        scale: float,
+        choice: LatentChoice | None = None,
     ) -> torch.Tensor:
         """Store latents, in a pool with one vector per token, and return the causal attention of the query
         over each sequence's latents: whole latents are the keys of all heads, their first numbers the values.
 
         query [num_tokens, num_heads, latent_size]; latent [num_tokens, latent_size];
-        result [num_tokens, num_heads, value_size]
+        result [num_tokens, num_heads, value_size]. ``choice``: queries of longer sequences attend to the
+        latents that an indexer chooses; the last numbers of latents are its keys, and those of queries are 0.
         """

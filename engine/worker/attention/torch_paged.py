@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.worker.attention.backend import AttentionBatch
+from engine.worker.attention.chosen_latents import ChosenTokens, LatentChoice, attend_sequences
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.layer_places import LayerPlaces, one_table
 from engine.worker.attention.reach import EVERYTHING, Reach
@@ -46,6 +47,7 @@ class TorchPagedAttention:
         self._pool = pool
         self._places = one_table(pool.shape[1]) if places is None else places
         self._steps: list[TorchStep] = []
+        self._chosen = ChosenTokens()
         # Kept between calls: on a CPU, faulting in fresh memory of this size costs eight times the copy
         # itself.
         self._gathered_keys = pool.new_empty((0, *pool.shape[3:]))
@@ -64,6 +66,7 @@ class TorchPagedAttention:
         block_size = self._pool.shape[3]
         device = self._pool.device
         self._steps = [TorchStep(of_group, block_size, device) for of_group in batch.by_group]
+        self._chosen = ChosenTokens()
 
     def attend(
         self,
@@ -87,7 +90,14 @@ class TorchPagedAttention:
         return self._attend_written(step, caches, query, (key, value), scoring, Reach(window, chunk))
 
     def attend_latent(
-        self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        latent: torch.Tensor,
+        *,
+        value_size: int,
+        scale: float,
+        choice: LatentChoice | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend. Values are whole latents here: torch's kernels need them shaped like keys."""
         group, slot = self._places[layer]
@@ -95,6 +105,13 @@ class TorchPagedAttention:
         cache = self._pool[:, slot, 0]
         latent = latent[:, None]
         cache[step.slot_blocks, step.slot_offsets] = latent
+        if choice is not None and step.longest > choice.most:
+            sequences = step.all_sequences()
+            output = query.new_empty((*query.shape[:2], value_size))
+            attend_sequences(
+                output, cache, sequences, query, choice, self._chosen, value_size=value_size, scale=scale
+            )
+            return output
         scoring = _Scoring(scale, None, None)
         output = self._attend_written(step, (cache, cache), query, (latent, latent), scoring, EVERYTHING)
         return output[..., :value_size]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from engine.worker.attention.backend import AttentionBatch, IntArray
+from engine.worker.attention.chosen_latents import LatentSequence
 from engine.worker.attention.reach import EVERYTHING, Reach
 
 MAX_GATHERED_TOKENS = 65536
@@ -56,18 +57,25 @@ class TorchStep:
         self._batch = batch
         self._block_size = block_size
         self._device = device
-        self._longest = int(batch.seq_lens.max(initial=0))
+        self.longest = int(batch.seq_lens.max(initial=0))
         self.slot_blocks = self._to_device(batch.slot_blocks)
         self.slot_offsets = self._to_device(batch.slot_offsets)
         self._seen: dict[Reach, tuple[list[DecodeGroup], list[Chunk]]] = {}
+        self._alone: list[LatentSequence] | None = None
 
     def seen(self, reach: Reach) -> tuple[list[DecodeGroup], list[Chunk]]:
         """The groups and chunks for this reach; layers share them."""
-        if reach.first_seen(self._longest - 1) <= 0:
+        if reach.first_seen(self.longest - 1) <= 0:
             reach = EVERYTHING
         if reach not in self._seen:
             self._seen[reach] = list(self._decode_groups(reach)), list(self._chunks(reach))
         return self._seen[reach]
+
+    def all_sequences(self) -> list[LatentSequence]:
+        """Every sequence by itself; layers share them."""
+        if self._alone is None:
+            self._alone = list(latent_sequences(self._batch, self._block_size, self._device))
+        return self._alone
 
     def _decode_groups(self, reach: Reach) -> Iterator[DecodeGroup]:
         seq_lens = self._batch.seq_lens[: self._batch.num_decodes]
@@ -138,6 +146,23 @@ class TorchStep:
 
     def _to_device(self, array: IntArray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def latent_sequences(
+    batch: AttentionBatch, block_size: int, device: torch.device
+) -> Iterator[LatentSequence]:
+    """The sequences of a step of one KV cache group, in order."""
+    token = 0
+    for row, (query_len, seq_len) in enumerate(zip(batch.query_lens, batch.seq_lens, strict=True)):
+        blocks = batch.block_tables[row, : -(-seq_len // block_size)]
+        yield LatentSequence(
+            start=token,
+            end=token + int(query_len),
+            seq_len=int(seq_len),
+            blocks=torch.from_numpy(blocks).to(device, non_blocking=True),
+            positions=torch.arange(seq_len - query_len, seq_len, device=device),
+        )
+        token += int(query_len)
 
 
 def _similar_lengths(lengths: list[int]) -> Iterator[tuple[int, int]]:

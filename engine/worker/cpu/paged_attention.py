@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from engine.worker.attention.backend import AttentionBatch
+from engine.worker.attention.chosen_latents import (
+    ChosenTokens,
+    LatentChoice,
+    LatentSequence,
+    attend_sequences,
+)
 from engine.worker.attention.layer_places import LayerPlaces, num_groups, one_table
 from engine.worker.attention.torch_paged import TorchPagedAttention
+from engine.worker.attention.torch_step import latent_sequences
 from engine.worker.cpu.attention_kernel import CpuKernel, HeadAddresses, PoolAddress, SequenceAddresses
 
 LATENT_UNIT = 32
@@ -42,6 +51,9 @@ class CpuPagedAttention:
         groups = SequenceAddresses * num_groups(self.places)
         self._decodes, self._prompts = groups(), groups()
         self._num_threads = 1
+        self._chosen = ChosenTokens()
+        self._longer: dict[int, list[LatentSequence]] = {}
+        """The sequences of a step whose latents are chosen, by group."""
 
     @property
     def library(self) -> ctypes.CDLL:
@@ -56,6 +68,8 @@ class CpuPagedAttention:
 
     def begin_step(self, batch: AttentionBatch) -> None:
         self._batch = batch
+        self._chosen = ChosenTokens()
+        self._longer = {}
         self._num_threads = torch.get_num_threads()
         num_decodes = batch.num_decodes
         num_seqs = len(batch.query_lens)
@@ -115,11 +129,20 @@ class CpuPagedAttention:
         return output
 
     def attend_latent(
-        self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        latent: torch.Tensor,
+        *,
+        value_size: int,
+        scale: float,
+        choice: LatentChoice | None = None,
     ) -> torch.Tensor:
-        """See AttentionBackend. The kernel computes ``LATENT_UNIT`` numbers of values at a time."""
+        """See AttentionBackend. The kernel computes ``LATENT_UNIT`` numbers of values at a time; torch
+        attends in sequences whose latents are chosen."""
         assert self._batch is not None, "a step begins first"
         group, slot = self.places[layer]
+        of_group = self._batch.by_group[group]
         query = self._rows(query)
         key = self._rows(latent[:, None])
         padded = -(-value_size // LATENT_UNIT) * LATENT_UNIT
@@ -131,11 +154,27 @@ class CpuPagedAttention:
         heads.window = heads.chunk = 0
         heads.soft_cap = 0.0
         heads.sinks = None
-        self._point_to(query, key, key, output, 0)
-        of_group = self._batch.by_group[group]
-        sequences = _addresses(of_group, 0, len(of_group.query_lens))
-        self._kernel.attend_latent(self._address, sequences, slot, heads, self._num_threads)
+        most = None if choice is None else choice.most
+        for start, end, first_token in _spans(of_group, most):
+            self._point_to(query, key, key, output, first_token)
+            sequences = _addresses(of_group, start, end)
+            self._kernel.attend_latent(self._address, sequences, slot, heads, self._num_threads)
+        if choice is not None and of_group.seq_lens.max() > choice.most:
+            cache = self._pool[:, slot, 0]
+            cache[torch.from_numpy(of_group.slot_blocks), torch.from_numpy(of_group.slot_offsets)] = key
+            longer = self._longer_than(group, choice.most)
+            attend_sequences(
+                output, cache, longer, query, choice, self._chosen, value_size=value_size, scale=scale
+            )
         return output[..., :value_size]
+
+    def _longer_than(self, group: int, most: int) -> list[LatentSequence]:
+        """The sequences of a group with more tokens; layers share them."""
+        assert self._batch is not None, "a step begins first"
+        if group not in self._longer:
+            every = latent_sequences(self._batch.by_group[group], self._pool.shape[3], self._pool.device)
+            self._longer[group] = [each for each in every if each.seq_len > most]
+        return self._longer[group]
 
     def _rows(self, x: torch.Tensor) -> torch.Tensor:
         """Return x [num_tokens, heads, head_dim] in the pool's dtype, each row [heads, head_dim]
@@ -161,6 +200,20 @@ class CpuPagedAttention:
         heads.key = key.data_ptr() + first_token * heads.key_stride * size
         heads.value = value.data_ptr() + first_token * heads.value_stride * size
         heads.output = output.data_ptr() + first_token * heads.output_stride * size
+
+
+def _spans(batch: AttentionBatch, most: int | None) -> Iterator[tuple[int, int, int]]:
+    """Runs of sequences with at most so many tokens (None: all): the first, the one after the last, and the
+    first one's first query token."""
+    num_seqs = len(batch.query_lens)
+    if most is None or batch.seq_lens.max(initial=0) <= most:
+        yield 0, num_seqs, 0
+        return
+    first_tokens = np.cumsum(batch.query_lens) - batch.query_lens
+    is_short = np.concatenate(([False], batch.seq_lens <= most, [False]))
+    bounds = np.flatnonzero(is_short[1:] != is_short[:-1]).tolist()
+    for start, end in zip(bounds[::2], bounds[1::2], strict=True):
+        yield start, end, int(first_tokens[start])
 
 
 def _addresses(batch: AttentionBatch, start: int, end: int) -> SequenceAddresses:

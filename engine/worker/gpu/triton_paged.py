@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 from engine.worker.attention.backend import AttentionBatch
+from engine.worker.attention.chosen_latents import ChosenTokens, LatentChoice, attend_sequences
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.layer_places import LayerPlaces, one_table
 from engine.worker.gpu.kv_splits import SCRATCH_BYTES, KvSplitter, SplitScratch, count_processors
 from engine.worker.gpu.prompt_attention import PromptAttention
+from engine.worker.gpu.prompt_paths.chosen import longest_of, sequences_of
 from engine.worker.gpu.prompt_paths.latents import attend_latent_prompts
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
 from engine.worker.gpu.tiling import (
@@ -69,6 +71,7 @@ class TritonPagedAttention:
             kv_scale,
         )
         self._prompts = floor if choose_prompts is None else choose_prompts(floor)
+        self._chosen = ChosenTokens()
         self._batches: tuple[StepBatch, ...] = ()
         """The batch of each KV cache group."""
 
@@ -84,6 +87,7 @@ class TritonPagedAttention:
     def begin_device_step(self, batch: StepBatch) -> None:
         """Set the step that following calls belong to."""
         self._batches = batch.by_group
+        self._chosen = ChosenTokens()
 
     def _batch_of(self, layer: int) -> StepBatch:
         assert self._batches, "a step begins first"
@@ -116,15 +120,36 @@ class TritonPagedAttention:
         )
 
     def attend_latent(
-        self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        latent: torch.Tensor,
+        *,
+        value_size: int,
+        scale: float,
+        choice: LatentChoice | None = None,
     ) -> torch.Tensor:
-        """See AttentionBackend. torch computes the attention of prompts."""
+        """See AttentionBackend. torch computes the attention of prompts, and of chosen latents."""
         latents = self._pages[layer].keys
         batch = self._batch_of(layer)
         scoring = Scoring(scale, kv_scale=self.kv_scale)
         self.write(layer, latent[:, None], latent[:, None])
         num_uniform = batch.num_uniform_tokens
         output = query.new_empty((*query.shape[:2], value_size))
+        if choice is not None and longest_of(batch) > choice.most:
+            sequences = sequences_of(batch, latents.shape[1])
+            attend_sequences(
+                output,
+                latents,
+                sequences,
+                query,
+                choice,
+                self._chosen,
+                value_size=value_size,
+                scale=scale,
+                kv_scale=self.kv_scale,
+            )
+            return output
         if num_uniform:
             num_rows = batch.uniform_len * query.shape[1]
             tiling = latent_tiling(num_rows, self._shared_bytes)

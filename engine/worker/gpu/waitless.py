@@ -37,8 +37,9 @@ def group_experts(model: CausalModel, ops: FusedOps) -> None:
 
 
 def never_waits(model: CausalModel) -> bool:
-    """Whether no step makes the host wait. Steps of transformers' models and of models with states may."""
-    if not isinstance(model, Decoder) or any(model.shape.states):
+    """Whether no step makes the host wait, nor depends on how long sequences are. Steps of transformers'
+    models and of models with states may wait; those with an indexer choose from longer sequences only."""
+    if not isinstance(model, Decoder) or any(model.shape.states) or model.shape.indexes:
         return False
     return can_be_fused(model) or all(isinstance(each.experts, GroupedExperts) for each in _mixtures(model))
 

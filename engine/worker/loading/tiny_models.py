@@ -42,7 +42,7 @@ _SPARSE = (
 )
 _FUSED = ("gpt_oss", "llama4_text", "mistral4")
 """Families that are also published with the experts of a layer in one tensor."""
-_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "mistral4")
+_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "mistral4", "deepseek_v32", "glm_moe_dsa")
 _WITH_STATES = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h"),
     *("lfm2", "lfm2_moe"),

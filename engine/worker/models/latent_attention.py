@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm
+from torch.nn.functional import pad, rms_norm
 
 from engine.worker.attention.backend import AttentionBackend
+from engine.worker.attention.chosen_latents import IndexQueries, LatentChoice
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.builder import Builder
+from engine.worker.models.latent_indexer import LatentIndexer
 from engine.worker.models.rotary import rotate
-from engine.worker.models.shape import DecoderShape, LatentShape
+from engine.worker.models.shape import DecoderShape, IndexShape, LatentShape
 
 _NORM_EPS = 1e-6
 """Epsilon of the norms of latents, whatever the config says: DeepSeek's code does not pass the config's."""
@@ -34,7 +36,7 @@ class LatentAttention(nn.Module):
         self._num_heads = shape.num_heads
         hidden = shape.hidden_size
         rank = latent.q_rank
-        self.down = build.linear(hidden, (rank or 0) + latent.latent_size, latent.bias)
+        self.down = build.linear(hidden, (rank or 0) + latent.own_size, latent.bias)
         """The linear to the query's latent, if there is one, and to the latent of keys and values."""
         self.q_norm = None if rank is None else build.parameter(rank)
         self.kv_norm = build.parameter(latent.kv_rank)
@@ -48,6 +50,8 @@ class LatentAttention(nn.Module):
         self.value_map: nn.Parameter | None = None
         """[num_heads, kv_rank, value_dim], after loading."""
         self.output = build.row_parallel(shape.num_heads * latent.value_dim, hidden, latent.bias)
+        has_indexer = latent.index is not None and shape.indexes[index]
+        self.indexer = LatentIndexer(hidden, latent, build) if has_indexer else None
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
@@ -56,23 +60,44 @@ class LatentAttention(nn.Module):
         latent = self._latent
         sizes = [latent.q_rank or 0, latent.kv_rank, latent.rope_dim]
         q, kv, rope = torch.split(self.down(x), sizes, dim=-1)
-        query = self.query(x if self.q_norm is None else rms_norm(q, q.shape[1:], self.q_norm, _NORM_EPS))
+        q = x if self.q_norm is None else rms_norm(q, q.shape[1:], self.q_norm, _NORM_EPS)
+        query = self.query(q)
         kv = rms_norm(kv, self.kv_norm.shape, self.kv_norm, _NORM_EPS)
         factors = None
         if self._grows:
             cos, factors = cos[..., :-1], cos[..., -1:]
         absorbed = self._absorbed(query, cos, sin)
+        if factors is not None:
+            absorbed = absorbed * factors
+        own = [kv, self._rotated(rope[:, None], cos, sin)[:, 0]]
+        choice = None
+        if latent.index is not None:
+            absorbed = pad(absorbed, (0, latent.index.head_dim))
+            key, queries = self._indexed(x, q, cos, sin, latent.index)
+            own.append(key)
+            choice = LatentChoice(latent.index.most, latent.index.head_dim, queries)
         attended = attention.attend_latent(
             self._index,
-            absorbed if factors is None else absorbed * factors,
-            torch.cat((kv, self._rotated(rope[:, None], cos, sin)[:, 0]), dim=-1),
+            absorbed,
+            torch.cat(own, dim=-1),
             value_size=latent.kv_rank,
             scale=latent.scale,
+            choice=choice,
         )
         assert self.value_map is not None, "split_maps() comes first"
         values = torch.bmm(attended.transpose(0, 1), self.value_map)
         output: torch.Tensor = self.output(values.transpose(0, 1).flatten(1))
         return output
+
+    def _indexed(
+        self, x: torch.Tensor, q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, index: IndexShape
+    ) -> tuple[torch.Tensor, IndexQueries | None]:
+        """The indexer's keys of x [num_tokens, hidden_size], and its queries; a layer without an indexer has
+        none, and keys that nobody reads. q [num_tokens, q_rank]"""
+        if self.indexer is None:
+            return x.new_zeros((len(x), index.head_dim)), None
+        indexer = self.indexer
+        return indexer.keys_of(x, cos, sin), indexer.queries_of(x, q, cos, sin)
 
     def _absorbed(self, query: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Map queries to the space of latents, which are their keys. query [num_tokens, num_heads *
@@ -109,7 +134,7 @@ class LatentAttention(nn.Module):
         if self.q_norm is not None:
             parts["q_a_layernorm.weight"] = TensorPart(self.q_norm)
         for kind, down in self.down.named_parameters():
-            q, kv = torch.split(down, [self._latent.q_rank or 0, self._latent.latent_size])
+            q, kv = torch.split(down, [self._latent.q_rank or 0, self._latent.own_size])
             parts[f"kv_a_proj_with_mqa.{kind}"] = TensorPart(kv)
             if self.q_norm is not None:
                 parts[f"q_a_proj.{kind}"] = TensorPart(q)
@@ -119,4 +144,7 @@ class LatentAttention(nn.Module):
         parts["o_proj.weight"] = TensorPart(self.output.weight, 1, rank, size)
         if self.output.bias is not None:
             parts["o_proj.bias"] = TensorPart(self.output.bias)
+        if self.indexer is not None:
+            own = self.indexer.checkpoint_parts()
+            parts |= {f"indexer.{name}": part for name, part in own.items()}
         return parts

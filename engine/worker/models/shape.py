@@ -139,6 +139,19 @@ NO_ROPE = "none"
 
 
 @dataclass(frozen=True, slots=True)
+class IndexShape:
+    """An indexer, which chooses the tokens that latent attention attends to; see ``LatentIndexer``."""
+
+    num_heads: int
+    head_dim: int
+    """The size of a head's query, and of a token's key; its first ``rope_dim`` numbers are rotated."""
+    most: int
+    """The number of tokens that are chosen."""
+    interleaved: bool
+    """Whether the numbers of a rotated pair are neighbors."""
+
+
+@dataclass(frozen=True, slots=True)
 class LatentShape:
     """Multi-head latent attention; see ``LatentAttention``. Sizes are counts of numbers; parts of a head have
     the names of the family's configs."""
@@ -158,11 +171,18 @@ class LatentShape:
     """Whether the first and the last linear of attention have a bias."""
     stretch: float = 1.0
     """A factor of scores."""
+    index: IndexShape | None = None
+    """None: attention to all tokens."""
+
+    @property
+    def own_size(self) -> int:
+        """The numbers of a token's latent and of the rotated part of its keys."""
+        return self.kv_rank + self.rope_dim
 
     @property
     def latent_size(self) -> int:
-        """The numbers of a token in a layer's cache."""
-        return self.kv_rank + self.rope_dim
+        """The numbers of a token in a layer's cache: with an indexer, its key comes last."""
+        return self.own_size + (0 if self.index is None else self.index.head_dim)
 
     @property
     def query_dim(self) -> int:
@@ -249,6 +269,9 @@ class DecoderShape:
     """None: all layers use rope in the same way."""
     latent: LatentShape | None = None
     """Latent attention in all layers, with the latent as the only key-value head."""
+    indexes: tuple[bool, ...] = ()
+    """Whether each layer has an indexer, or attends to what the last one before it has chosen; empty: latent
+    attention has none."""
     input_norms: bool = True
     """Whether the inputs of attention and MLP are normalized."""
     output_norms: bool = False
@@ -291,15 +314,22 @@ class DecoderShape:
         )
 
     def of_layers(self, layers: range) -> DecoderShape:
-        """The shape of only these layers, for a model without states."""
+        """The shape of only these layers, for a model without states. ConfigError if the first one needs a
+        layer before it."""
         assert not self.states, "layers that attend are counted apart"
         part = slice(layers.start, layers.stop)
+        if self.indexes and not self.indexes[layers.start]:
+            raise ConfigError(
+                f"pipeline_parallel_size does not suit this model: layer {layers.start} would begin a stage, "
+                "but it attends to the tokens that a layer before it has chosen."
+            )
         return replace(
             self,
             windows=self.windows[part],
             chunks=self.chunks[part],
             mlps=self.mlps[part],
             rope_kinds=self.rope_kinds[part],
+            indexes=self.indexes[part],
         )
 
     def mixes_in(self, layer: int) -> bool:
@@ -330,9 +360,10 @@ class DecoderShape:
     @property
     def is_compiled(self) -> bool:
         """Whether compiled CPU steps support it: all but latents, a mixed rope, growing queries, states,
-        squares, gated shared experts, factors of residuals and logits, norms of all heads, missing norms, and
-        ropes of neighbors."""
-        has_gate = any(isinstance(mlp, SparseShape) and mlp.gated_share for mlp in self.mlps)
+        squares, gated shared experts, corrections of softmax routers, factors of residuals and logits, norms
+        of all heads, missing norms, and ropes of neighbors."""
+        sparse = [mlp for mlp in self.mlps if isinstance(mlp, SparseShape)]
+        has_gate = any(mlp.gated_share or mlp.routing.corrected for mlp in sparse)
         has_square = any(mlp is not None and mlp.squared for mlp in self.mlps)
         is_scaled = self.residual_scale != 1.0 or self.logit_divisor != 1.0
         has_attention = self.latent is None and self.mixed_rope is None and not any(self.states)

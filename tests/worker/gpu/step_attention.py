@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.worker.attention.backend import AttentionBatch
+from engine.worker.attention.chosen_latents import LatentChoice
 from engine.worker.attention.layer_places import LayerPlaces, one_table
 from engine.worker.gpu.step_batch import StepBatch
 
@@ -57,8 +58,16 @@ class TorchStepAttention:
         return output
 
     def attend_latent(
-        self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        latent: torch.Tensor,
+        *,
+        value_size: int,
+        scale: float,
+        choice: LatentChoice | None = None,
     ) -> torch.Tensor:
+        assert choice is None
         heads = latent[:, None]
         return self.attend(layer, query, heads, heads, scale=scale, window=None)[..., :value_size]
 

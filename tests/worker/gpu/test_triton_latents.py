@@ -91,7 +91,7 @@ def test_drafts_beside_an_empty_place(page: int, tile: int, num_splits: int) -> 
     assert not output[9:].any()
 
 
-@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3", "deepseek-v3.2", "glm-5"])
 def test_tokens_are_those_of_transformers(name: str, model_folders: ModelFolders) -> None:
     """An engine on Triton's kernels gives the tokens; the second turn hits the latents of the first."""
     folder: Path = model_folders(name)

@@ -13,7 +13,7 @@ from engine.worker.loading.loader import load_model
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.moe import MixtureOfExperts
-from tests.worker.conftest import MODEL_NAMES, WITH_STATES, ModelFolders
+from tests.worker.conftest import MODEL_NAMES, WITH_INDEXER, WITH_STATES, ModelFolders
 
 THROUGH_TRANSFORMERS = ("gpt_neox", "phi", "olmo2")
 
@@ -24,10 +24,10 @@ def loaded(name: str, model_folders: ModelFolders) -> CausalModel:
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_native_steps_make_no_host_wait(name: str, model_folders: ModelFolders) -> None:
-    """All native models' steps make none, except those with states."""
+    """All native models' steps make none, except those with states or an indexer."""
     model = loaded(name, model_folders)
     group_experts(model, TritonOps())
-    assert never_waits(model) == (name not in (*WITH_STATES, *THROUGH_TRANSFORMERS))
+    assert never_waits(model) == (name not in (*WITH_STATES, *WITH_INDEXER, *THROUGH_TRANSFORMERS))
 
 
 def test_without_a_grouped_gemm_experts_are_asked_for(model_folders: ModelFolders) -> None:

@@ -40,6 +40,8 @@ SAMPLED = (
         "ministral3",
         "ernie4.5-moe",
         "mistral4",
+        "deepseek-v3.2",
+        "glm-5",
         "seed-oss",
         "smollm3",
         "qwen2-moe",

@@ -12,6 +12,11 @@ from engine.worker.models.families.deepseek_v2 import (
     is_known_deepseek_v3,
 )
 from engine.worker.models.families.deepseek_v3 import deepseek_v3_shape
+from engine.worker.models.families.deepseek_v32 import (
+    deepseek_v32_shape,
+    glm_moe_dsa_shape,
+    is_known_deepseek_v32,
+)
 from engine.worker.models.families.dots1 import dots1_shape
 from engine.worker.models.families.ernie4_5 import ernie4_5_shape
 from engine.worker.models.families.ernie4_5_moe import ernie4_5_moe_shape, is_known_ernie4_5_moe
@@ -105,6 +110,8 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "glm4_moe_lite": glm4_moe_lite_shape,
     "youtu": youtu_shape,
     "mistral4": mistral4_shape,
+    "deepseek_v32": deepseek_v32_shape,
+    "glm_moe_dsa": glm_moe_dsa_shape,
     "llama4_text": llama4_shape,
 }
 _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
@@ -119,6 +126,7 @@ _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "ernie4_5_moe": is_known_ernie4_5_moe,
     "ministral3": is_known_ministral3,
     "mistral4": is_known_mistral4,
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), is_known_deepseek_v32),
     **dict.fromkeys(("exaone_moe", "mellum"), names_mlps),
     "llama4_text": is_known_llama4,
     "granitemoehybrid": is_known_granite_hybrid,
