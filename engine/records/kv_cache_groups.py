@@ -9,7 +9,7 @@ have a separate pool, and where memory is compared a state counts as blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import gcd
 
 import msgspec
@@ -28,7 +28,7 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
 
     layers: tuple[int, ...]
     """The indices of the layers, those with states numbered apart. The layer at position i uses slot i of
-    each block."""
+    each block, or ``slots_each`` slots from ``slots_each`` * i on."""
     sliding_window: int | None = None
     """Tokens that a token sees, itself included, or None if it sees all tokens before it."""
     attention_chunk: int | None = None
@@ -37,6 +37,8 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
     state_blocks: int | None = None
     """Blocks that take as many bytes as one sequence's state of these layers; None: they are attention
     layers."""
+    slots_each: int = 1
+    """Slots of a block that a layer takes: more than one if other layers have smaller keys and values."""
 
     def __post_init__(self) -> None:
         assert self.sliding_window is None or self.attention_chunk is None
@@ -86,35 +88,43 @@ ONE_FULL_GROUP = (KVCacheGroup(layers=(0,)),)
 
 
 def groups_of(
-    windows: Sequence[int | None], chunks: Sequence[int | None] | None = None
+    windows: Sequence[int | None],
+    chunks: Sequence[int | None] | None = None,
+    slots: Sequence[int] | None = None,
 ) -> tuple[KVCacheGroup, ...]:
     """Group layers by their sliding window and their chunk, None where they have none; full attention comes
     first, then windows.
 
     The layers of one kind are assigned to its groups in turn, as in V1. ``chunks`` None: no layer has any.
+    ``slots``: those that each layer takes; None: one.
     """
-    kinds: dict[tuple[int | None, int | None], list[int]] = {}
-    for layer, kind in enumerate(zip(windows, chunks or [None] * len(windows), strict=True)):
+    num_layers = len(windows)
+    kinds: dict[tuple[int | None, int | None, int], list[int]] = {}
+    each = zip(windows, chunks or [None] * num_layers, slots or [1] * num_layers, strict=True)
+    for layer, kind in enumerate(each):
         kinds.setdefault(kind, []).append(layer)
-    size = _layers_per_group(map(len, kinds.values()))
-    ordered = sorted(kinds.items(), key=lambda kind: (kind[0][1] or 0, kind[0][0] or 0))
+    size = _slots_per_block({kind: len(layers) * kind[2] for kind, layers in kinds.items()})
+    ordered = sorted(kinds.items(), key=lambda kind: (kind[0][1] or 0, kind[0][0] or 0, kind[0][2]))
     return tuple(
-        KVCacheGroup(tuple(layers[first::num_groups]), window, chunk)
-        for (window, chunk), layers in ordered
-        for num_groups in (-(-len(layers) // size),)
+        KVCacheGroup(tuple(layers[first::num_groups]), window, chunk, slots_each=slots_each)
+        for (window, chunk, slots_each), layers in ordered
+        for num_groups in (-(-len(layers) // (size // slots_each)),)
         for first in range(num_groups)
     )
 
 
-def _layers_per_group(numbers: Iterable[int]) -> int:
-    """The number of slots of a block, from the number of layers of each kind."""
-    counts = list(numbers)
-    return max(counts) if max(counts) <= min(counts) * _NEARLY_EQUAL else min(counts)
+def _slots_per_block(needed: Mapping[tuple[int | None, int | None, int], int]) -> int:
+    """The number of slots of a block, from the slots that the layers of each kind take, so that the largest
+    layers leave none unused."""
+    counts = needed.values()
+    wanted = max(counts) if max(counts) <= min(counts) * _NEARLY_EQUAL else min(counts)
+    largest = max(slots_each for _, _, slots_each in needed)
+    return -(-wanted // largest) * largest
 
 
-def one_group(num_layers: int) -> tuple[KVCacheGroup, ...]:
+def one_group(num_layers: int, slots_each: int = 1) -> tuple[KVCacheGroup, ...]:
     """The only group of a model whose layers all use one block table."""
-    return (KVCacheGroup(tuple(range(num_layers))),)
+    return (KVCacheGroup(tuple(range(num_layers)), slots_each=slots_each),)
 
 
 def attention_groups(groups: Iterable[KVCacheGroup]) -> tuple[KVCacheGroup, ...]:
@@ -128,8 +138,8 @@ def blocks_per_state(groups: Iterable[KVCacheGroup]) -> int:
 
 
 def num_slots(groups: Iterable[KVCacheGroup]) -> int:
-    """Layers whose KV one block holds."""
-    return max(len(group.layers) for group in attention_groups(groups))
+    """Layers whose KV one block holds, those with the smallest keys and values."""
+    return max(len(group.layers) * group.slots_each for group in attention_groups(groups))
 
 
 def num_window_blocks(groups: Iterable[KVCacheGroup], block_size: int) -> int:

@@ -27,7 +27,7 @@ from engine.worker.kv_tiers.device_host_pool import select_host_pool
 from engine.worker.kv_tiers.disk_level import open_disk
 from engine.worker.kv_tiers.host_pool import HostTransfers, choose_num_host_blocks
 from engine.worker.kv_transfer.shared_kv import SharedKV
-from engine.worker.layer_groups import choose_groups, groups_here
+from engine.worker.layer_groups import cached_heads, choose_groups, groups_here
 from engine.worker.loading.loader import LoadedModel
 from engine.worker.loading.model_folder import choose_device
 from engine.worker.lora.adapter_store import AdapterStore, open_adapters
@@ -218,6 +218,7 @@ def _kv_cache_spec(
         dtype=storage_dtype(config.cache, loaded.dtype),
         block_size=config.cache.block_size,
         num_vectors=loaded.model.num_kv_vectors,
+        layer_heads=cached_heads(loaded.model),
         routing_bytes_per_token=0 if routed_experts is None else routed_experts.bytes_per_token,
     )
 

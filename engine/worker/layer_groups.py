@@ -22,16 +22,38 @@ def choose_groups(model: CausalModel, cache: CacheConfig) -> tuple[KVCacheGroup,
     full attention if the user disables hybrid groups."""
     windows = model.windows
     chunks = model.chunks
+    slots: list[int] = []
     if isinstance(model, Decoder):
         windows = model.all_windows
         chunks = model.all_chunks
-    groups = groups_of(windows, chunks)
+        slots = _slots_of(model)
+    groups = groups_of(windows, chunks, slots or None)
     has_windows = not all(group.is_full for group in groups)
     if has_windows and cache.disable_hybrid_kv_cache_manager:
-        return one_group(len(windows))
+        return one_group(len(windows), max(slots, default=1))
     if has_windows:
         logger.info("A KV block holds %d layers: %s.", num_slots(groups), _described(groups))
     return groups
+
+
+def _slots_of(model: Decoder) -> list[int]:
+    """The slots of a block that each layer with keys and values of its own takes, in units of the smallest
+    ones; empty: one. ConfigError if they are no multiples of these."""
+    sizes = [heads * head_dim for heads, head_dim in model.all_heads]
+    smallest = min(sizes, default=1)
+    if any(size % smallest for size in sizes):
+        raise ConfigError(
+            f"keys of this model's layers have {smallest} and {max(sizes)} numbers on each rank: sizes must "
+            "be multiples of the smallest. Try another tensor_parallel_size."
+        )
+    return [size // smallest for size in sizes]
+
+
+def cached_heads(model: CausalModel) -> tuple[tuple[int, int], ...]:
+    """See ``KvCacheSpec.layer_heads``: of this stage's layers."""
+    if not isinstance(model, Decoder) or not model.all_heads:
+        return ()
+    return model.all_heads if model.is_whole else tuple(model.all_heads[i] for i in model.layer_numbers)
 
 
 def groups_here(model: CausalModel, groups: tuple[KVCacheGroup, ...]) -> tuple[KVCacheGroup, ...]:

@@ -12,6 +12,7 @@ import torch
 from engine.config.engine_config import EngineConfig
 from engine.worker.attention.backend import AttentionBackend, AttentionBatch, IntArray
 from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.attention.mixed_heads import over_pool
 from engine.worker.attention.torch_paged import TorchPagedAttention
 from engine.worker.loading.loader import LoadedModel
 from engine.worker.memory import available_bytes
@@ -34,7 +35,7 @@ def measure_activations(loaded: LoadedModel, spec: KvCacheSpec, config: EngineCo
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    attention = TorchPagedAttention(pool, spec.places)
+    attention = over_pool(pool, spec.places, TorchPagedAttention)
     begin_trial(loaded.model, batch.query_lens, device)
     attention.begin_step(batch)
     logits = loaded.model.forward(

@@ -11,8 +11,8 @@ from engine.errors import ModelLoadError
 from engine.worker.loading.model_folder import read_config
 from engine.worker.loading.text_decoder import decoder_config, is_multimodal
 from engine.worker.models.families.table import NATIVE_MODEL_TYPES, decoder_shape, is_native
+from engine.worker.models.mixers.state_shapes import DeltaNetShape
 from engine.worker.models.shape import DecoderShape, DenseShape, SparseShape
-from engine.worker.models.state_shapes import DeltaNetShape
 from eval.errors import HardwareError
 from eval.sim.models import DeltaNet, Latents, ModelShape
 

@@ -149,6 +149,45 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_layers": 4,
         "extra_config": {"sliding_window": 12, "sliding_window_pattern": 2, "query_pre_attn_scalar": 20},
     },
+    "gemma4": {
+        "family": "gemma4_text",
+        "num_layers": 3,
+        "num_kv_heads": 4,
+        "head_dim": 16,
+        "tie": True,
+        "extra_config": {
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": 30.0,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+        },
+    },
+    "gemma4-small": {
+        "family": "gemma4_text",
+        "num_layers": 5,
+        "num_kv_heads": 1,
+        "head_dim": 16,
+        "tie": True,
+        "extra_config": {
+            "global_head_dim": 32,
+            "sliding_window": 12,
+            "layer_types": [
+                *("sliding_attention", "sliding_attention", "full_attention"),
+                *("sliding_attention", "full_attention"),
+            ],
+            "hidden_size_per_layer_input": 24,
+            "vocab_size_per_layer_input": 512,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+        },
+    },
     "glm4-moe": {
         "family": "glm4_moe",
         "num_layers": 4,
@@ -574,6 +613,45 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
         },
     },
+    "bamba": {
+        "family": "bamba",
+        "num_layers": 4,
+        "extra_config": {
+            "attn_layer_indices": [2],
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 16,
+            "mamba_proj_bias": True,
+            "mlp_bias": True,
+        },
+    },
+    "mimo-v2-flash": {
+        "family": "mimo_v2_flash",
+        "num_layers": 3,
+        "num_kv_heads": 1,
+        "head_dim": 24,
+        "extra_config": {
+            "v_head_dim": 16,
+            "sliding_window": 12,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+        },
+    },
+    "kimi-linear": {
+        "family": "kimi_linear",
+        "num_layers": 5,
+        "extra_config": {
+            **_LATENT,
+            "linear_num_heads": 4,
+            "linear_head_dim": 16,
+            "layer_types": [*["linear_attention"] * 3, "full_attention", "linear_attention"],
+            "num_experts": 8,
+            "num_experts_per_token": 3,
+            "moe_intermediate_size": 32,
+        },
+    },
     "lfm2": {
         "family": "lfm2",
         "num_layers": 4,
@@ -602,12 +680,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 MODEL_NAMES = tuple(VARIANTS)
 TWO_TABLES = (
     *("qwen2-window", "gemma2", "gemma3", "gpt-oss", "smollm3", "dots1", "olmo3", "exaone4"),
-    *("exaone-moe", "mellum"),
+    *("exaone-moe", "mellum", "gemma4", "gemma4-small", "mimo-v2-flash"),
 )
 """Models that have windows in some layers."""
 WITH_STATES = (
     *("qwen3-next", "qwen3.5", "qwen3.5-moe", "granite4", "granite4-dense"),
-    *("nemotron-h", "nemotron-h-dense", "lfm2", "lfm2-moe"),
+    *("nemotron-h", "nemotron-h-dense", "lfm2", "lfm2-moe", "bamba"),
+    "kimi-linear",
 )
 """Models that have layers with states."""
 

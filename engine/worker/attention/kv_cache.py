@@ -26,6 +26,9 @@ class KvCacheSpec:
     """Vectors per token and head: 2, key and value; or 1, a latent, which is both."""
     routing_bytes_per_token: int = 0
     """Memory per token for data other than KV: the experts that computed it."""
+    layer_heads: tuple[tuple[int, int], ...] = ()
+    """Number and size of each layer's key-value heads; empty: they are the same in all layers. Otherwise
+    ``num_kv_heads`` and ``head_dim`` are those of the smallest layers."""
     draft_bytes_per_block: int = 0
     """Memory in each block for the KV of a drafter with weights."""
 
@@ -37,7 +40,7 @@ class KvCacheSpec:
     @property
     def places(self) -> LayerPlaces:
         """The place of each layer."""
-        return places_of(self.groups)
+        return places_of(self.groups, self.layer_heads)
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from importlib.util import find_spec
 
 import torch
@@ -11,6 +12,7 @@ from engine.config.engine_config import CacheConfig, EngineConfig
 from engine.errors import ConfigError
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.layer_places import LayerPlaces
+from engine.worker.attention.mixed_heads import over_pool
 from engine.worker.attention.torch_paged import TorchPagedAttention
 from engine.worker.cpu.attention_kernel import CpuKernel
 from engine.worker.cpu.kernels.library import KernelUnavailable
@@ -82,6 +84,11 @@ def select_attention(
 ) -> AttentionBackend:
     """Return the CPU backend's attention. ``resolved``: from ``resolve_attention``, and not triton.
     ``places``: by default, the layers are one KV cache group. Never fails."""
+    return over_pool(pool, places, partial(_select, resolved))
+
+
+def _select(resolved: str, pool: torch.Tensor, places: LayerPlaces | None) -> AttentionBackend:
+    """``select_attention`` of layers with the same heads."""
     if resolved == "torch" or pool.device.type != "cpu":
         logger.info("Using torch attention.")
         return TorchPagedAttention(pool, places)

@@ -81,7 +81,7 @@ class TorchPagedAttention:
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        group, slot = self._places[layer]
+        group, slot, _ = self._places[layer]
         step = self._steps[group]
         caches = (self._pool[:, slot, 0], self._pool[:, slot, 1])
         for cache, new in zip(caches, (key, value), strict=True):
@@ -100,7 +100,7 @@ class TorchPagedAttention:
         choice: LatentChoice | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend. Values are whole latents here: torch's kernels need them shaped like keys."""
-        group, slot = self._places[layer]
+        group, slot, _ = self._places[layer]
         step = self._steps[group]
         cache = self._pool[:, slot, 0]
         latent = latent[:, None]

@@ -26,13 +26,14 @@ from engine.worker.cpu.paged_attention import CpuPagedAttention
 from engine.worker.cpu.thread_team import ThreadTeam
 from engine.worker.lora.low_rank import LowRankLinear, StepAdapters
 from engine.worker.memory import empty_pages
-from engine.worker.models.attention import SelfAttention
 from engine.worker.models.base import CausalModel
-from engine.worker.models.decoder import Decoder, DecoderLayer
+from engine.worker.models.decoder import Decoder
+from engine.worker.models.layer import DecoderLayer
 from engine.worker.models.linears import Embedding
+from engine.worker.models.mixers.attention import SelfAttention
 from engine.worker.models.moe import MixtureOfExperts
 from engine.worker.models.rotary import RotaryEmbedding
-from engine.worker.models.shape import DenseShape
+from engine.worker.models.shape import DenseShape, SparseShape
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +169,7 @@ def with_compiled_steps(
 def _is_known(model: Decoder) -> bool:
     """Whether the kernels support everything that this decoder computes."""
     shape = model.shape
-    mlps = [mlp for mlp in shape.mlps if mlp is not None]
+    mlps = [mlp for mlp in shape.mlps if isinstance(mlp, DenseShape | SparseShape)]
     inner = (mlp.intermediate_size if isinstance(mlp, DenseShape) else mlp.shared_size for mlp in mlps)
     sizes = (shape.hidden_size, *inner, shape.query_size, shape.kv_size)
     is_looked_up = model.lm_head is None or isinstance(model.embedding, Embedding)
@@ -338,7 +339,8 @@ def _layer(
         *(None if vector is None else vector.data_ptr() for vector in vectors),
         model.windows[index] or 0,
         model.chunks[index] or 0,
-        *place,
+        place.group,
+        place.slot,
         list(model.ropes).index(model.rope_kinds[index]),
         isinstance(mlp, DenseShape) and mlp.by_gelu,
         ctypes.pointer(_sparse(layer.mlp, routers[layer.mlp]))

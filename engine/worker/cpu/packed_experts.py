@@ -51,6 +51,7 @@ class PackedExperts(nn.Module):
             self._shape.routing.rounded,
             0.0 if clamped is None else clamped.alpha,
             0.0 if clamped is None else clamped.limit,
+            self._shape.by_gelu,
         )
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -104,7 +104,7 @@ class CpuPagedAttention:
         heads.soft_cap = soft_cap or 0.0
         sink_scores = None if sinks is None else sinks.float().contiguous()
         heads.sinks = None if sink_scores is None else sink_scores.data_ptr()
-        group, slot = self.places[layer]
+        group, slot, _ = self.places[layer]
         first = self._decodes[group].num_seqs
         if first:
             self._point_to(query, key, value, output, 0)
@@ -141,7 +141,7 @@ class CpuPagedAttention:
         """See AttentionBackend. The kernel computes ``LATENT_UNIT`` numbers of values at a time; torch
         attends in sequences whose latents are chosen."""
         assert self._batch is not None, "a step begins first"
-        group, slot = self.places[layer]
+        group, slot, _ = self.places[layer]
         of_group = self._batch.by_group[group]
         query = self._rows(query)
         key = self._rows(latent[:, None])

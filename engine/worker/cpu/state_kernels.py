@@ -46,7 +46,7 @@ class _DeltaRule(ctypes.Structure):
 
     _fields_ = _fields(
         "q k v g beta pool output",
-        "q_stride k_stride v_stride slot_stride num_k_heads num_v_heads k_size v_size is_bf16",
+        "q_stride k_stride v_stride slot_stride num_k_heads num_v_heads k_size v_size is_bf16 by_channel",
     )
 
 
@@ -123,6 +123,7 @@ class StateKernels:
             k_size,
             v_size,
             _is_bf16(v),
+            g.dim() > 2,
         )
         self._delta_rule(arguments, _addresses(batch), torch.get_num_threads())
         return output

@@ -33,8 +33,8 @@ from engine.worker.loading.model_folder import read_config, read_format, resolve
 from engine.worker.models.builder import Builder
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.families.table import decoder_shape, is_native
-from engine.worker.models.latent_attention import LatentAttention
 from engine.worker.models.linears import replace_modules
+from engine.worker.models.mixers.latent_attention import LatentAttention
 from engine.worker.models.moe import Experts
 from engine.worker.models.rotary import RotaryEmbedding
 from engine.worker.models.shape import DecoderShape, DenseShape

@@ -16,12 +16,13 @@ from torch import nn
 
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.loading.tensor_part import TensorPart
-from engine.worker.models.attention import SelfAttention
 from engine.worker.models.builder import Builder
-from engine.worker.models.decoder import DecoderLayer
+from engine.worker.models.layer import DecoderLayer
+from engine.worker.models.mixers.attention import SelfAttention
 from engine.worker.models.mlp import GatedMLP
 from engine.worker.models.norms import normed
 from engine.worker.models.shape import DecoderShape, DenseShape
+from engine.worker.models.step_values import StepValues
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines; see ``RotaryEmbedding.angles``."""
@@ -103,7 +104,7 @@ class PredictionHead(nn.Module):
         self.token_norm = build.parameter(size)
         self.hidden_norm = build.parameter(size)
         self.fuse = build.linear(2 * size, size, bias=False)
-        self.layer = DecoderLayer(shape, 0, build)
+        self.layer = DecoderLayer(shape, 0, build, StepValues())
         self.norm = build.parameter(size)
 
     def forward(

@@ -10,6 +10,7 @@ import torch
 from engine.config.engine_config import EngineConfig
 from engine.config.parallel import cores_sharing_experts
 from engine.worker.attention.layer_places import LayerPlaces, num_groups
+from engine.worker.attention.mixed_heads import over_pool
 from engine.worker.gpu.device_batch import DeviceBatch
 from engine.worker.gpu.device_rank_sampler import select_device_sampler
 from engine.worker.gpu.device_runner import DeviceModelRunner
@@ -50,14 +51,15 @@ class GPUBackend:
         self._max_model_len = max_model_len
         self._streams = streams_of(device)
         kv_scale = config.cache.kv_cache_scale
-        choose_prompts = (
-            partial(select_prompt_attention, pool, loaded.dtype, max_model_len, kv_scale)
-            if loaded.model.num_kv_vectors > 1
-            else None
-        )
+        has_values = loaded.model.num_kv_vectors > 1
+
+        def open_attention(pool: torch.Tensor, places: LayerPlaces) -> TritonPagedAttention:
+            choose = partial(select_prompt_attention, pool, loaded.dtype, max_model_len, kv_scale)
+            return TritonPagedAttention(pool, kv_scale, choose if has_values else None, places)
+
         ops = select_ops(device)
         group_experts(loaded.model, ops)
-        self.attention = TritonPagedAttention(pool, kv_scale, choose_prompts, places)
+        self.attention = over_pool(pool, places, open_attention)
         self._sizes = sizes = _graph_sizes(loaded, config)
         self._sampler = select_device_sampler(
             config.model.seed, loaded.vocab_size, select_sampling_ops(device), self._streams, group
@@ -75,7 +77,9 @@ class GPUBackend:
             prefix_groups=() if config.model.disable_cascade_attn else _prefix_groups(loaded, places),
         )
         self._batch.pictures = self._pictures = open_step_pictures(loaded.tower, loaded.model)
-        model = with_fused_steps(loaded.model, self.attention, ops, max_model_len)
+        model = loaded.model
+        if isinstance(self.attention, TritonPagedAttention):
+            model = with_fused_steps(model, self.attention, ops, max_model_len)
         decoder = loaded.model if isinstance(loaded.model, Decoder) else None
         self._forward = Forward(model, self.attention, self._batch, sizes, self._streams, decoder)
 

@@ -15,10 +15,11 @@ from engine.worker.attention.backend import AttentionBackend
 from engine.worker.gpu.kv_write import HeadNorms, KVWrite
 from engine.worker.gpu.ops import FusedOps
 from engine.worker.gpu.paged_kv import PagedKv
-from engine.worker.models.attention import SelfAttention
 from engine.worker.models.base import CausalModel
-from engine.worker.models.decoder import Decoder, DecoderLayer
+from engine.worker.models.decoder import Decoder
+from engine.worker.models.layer import DecoderLayer
 from engine.worker.models.linears import Embedding
+from engine.worker.models.mixers.attention import SelfAttention
 from engine.worker.models.mlp import GatedMLP
 from engine.worker.models.moe import Experts, MixtureOfExperts
 from engine.worker.models.rotary import RotaryEmbedding

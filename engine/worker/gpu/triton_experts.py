@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from engine.worker.gpu.tiling import HOPPER_SHARED_BYTES, shared_bytes_of
-from engine.worker.gpu.triton_dot import dot, gated_by_silu, rounded
+from engine.worker.gpu.triton_dot import dot, gated_by_gelu, gated_by_silu, rounded
 from engine.worker.models.moe import Experts
 
 
@@ -128,6 +128,7 @@ def _gated(x: torch.Tensor, experts: Experts, rows: _Rows) -> torch.Tensor:
         ALPHA=0.0 if clamped is None else clamped.alpha,
         LIMIT=0.0 if clamped is None else clamped.limit,
         IS_CLAMPED=clamped is not None,
+        BY_GELU=experts.shape.by_gelu,
         SIZE=size,
         NUM_INPUTS=num_inputs,
         TILE_ROWS=tiles.rows,
@@ -280,6 +281,7 @@ def _gates_times_ups(
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     IS_CLAMPED: tl.constexpr,
+    BY_GELU: tl.constexpr,
     SIZE: tl.constexpr,
     NUM_INPUTS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
@@ -315,7 +317,12 @@ def _gates_times_ups(
             gates += tl.load(bias + gate_rows, mask=is_column, other=0.0).to(tl.float32)[None, :]
             ups += tl.load(bias + gate_rows + APART, mask=is_column, other=0.0).to(tl.float32)[None, :]
         gates, ups = rounded(gates, gated), rounded(ups, gated)
-        result = _clamped(gates, ups, gated, ALPHA, LIMIT) if IS_CLAMPED else gated_by_silu(gates, ups, gated)
+        if IS_CLAMPED:
+            result = _clamped(gates, ups, gated, ALPHA, LIMIT)
+        elif BY_GELU:
+            result = gated_by_gelu(gates, ups, gated)
+        else:
+            result = gated_by_silu(gates, ups, gated)
         target = gated + rows[:, None].to(tl.int64) * SIZE + columns[None, :]
         tl.store(target, result.to(gated.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 

@@ -57,8 +57,8 @@ class TritonPagedAttention:
         self.kv_scale = kv_scale
         self._pool = pool
         places = one_table(pool.shape[1]) if places is None else places
-        self._pages = [Pages(pool[:, slot, 0], pool[:, slot, -1]) for _, slot in places]
-        self._groups = [group for group, _ in places]
+        self._pages = [Pages(pool[:, slot, 0], pool[:, slot, -1]) for _, slot, _ in places]
+        self._groups = [group for group, _, _ in places]
         self._tiling = uniform_tiling(head_dim, pool.dtype)
         scratch = SplitScratch.allocate(head_dim, pool.device)
         num_processors = count_processors(pool.device)

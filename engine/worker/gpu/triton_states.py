@@ -70,7 +70,8 @@ class TritonStates:
         pool_stride = _slot_stride(pool)
         table = table_on(batch, v.device)
         output = v.new_empty(num_tokens, num_v_heads, v_size)
-        num_short = _num_short(table, v.dtype in _IN_CHUNKS)
+        by_channel = rule.g.dim() > 2
+        num_short = _num_short(table, v.dtype in _IN_CHUNKS and not by_channel)
         if num_short < len(batch.query_lens):
             delta_rule_chunks(rule, pool, output, table)
         if not num_short:
@@ -91,6 +92,7 @@ class TritonStates:
             V_SIZE=v_size,
             PADDED_K=padded,
             COLUMNS=columns,
+            BY_CHANNEL=by_channel,
         )
         return output
 
@@ -244,6 +246,7 @@ def _gated_delta_rule(
     V_SIZE: tl.constexpr,
     PADDED_K: tl.constexpr,
     COLUMNS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
 ):
     """One program computes some columns of the state of one head of one sequence."""
     seq, head, num_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -262,7 +265,11 @@ def _gated_delta_rule(
         value = tl.load(v + token * v_stride + head * V_SIZE + columns, mask=is_column, other=0.0).to(
             tl.float32
         )
-        state *= tl.exp(tl.load(g + token * num_heads + head).to(tl.float32))
+        if BY_CHANNEL:
+            logarithms = tl.load(g + (token * num_heads + head) * K_SIZE + rows, mask=is_row, other=0.0)
+            state *= tl.exp(logarithms.to(tl.float32))[:, None]
+        else:
+            state *= tl.exp(tl.load(g + token * num_heads + head).to(tl.float32))
         delta = value.to(tl.float32) - tl.sum(state * k_row[:, None], axis=0)
         delta *= tl.load(beta + token * num_heads + head).to(tl.float32)
         state += k_row[:, None] * delta[None, :]

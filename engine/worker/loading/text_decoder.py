@@ -3,6 +3,7 @@ which of their tensors are the decoder's. Knows no model code."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 MULTIMODAL_TYPES = frozenset(
     (
-        *("gemma3", "internvl", "kimi_k25", "llama4", "llava", "llava_next", "llava_onevision"),
+        *("gemma3", "gemma4", "internvl", "kimi_k25", "llama4", "llava", "llava_next", "llava_onevision"),
         *("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "voxtral"),
     )
 )
@@ -41,6 +42,7 @@ _LFM2 = {"model.embedding_norm.": "model.norm."}
 _OWN_PREFIXES = {
     "lfm2": _LFM2,
     "lfm2_moe": _LFM2,
+    "bamba": {"model.final_layernorm.": "model.norm."},
     "nemotron_h": {
         "backbone.layers.": "model.layers.",
         **{f"{of}.embeddings.": "model.embed_tokens." for of in ("backbone", "model")},
@@ -51,11 +53,21 @@ _OWN_PREFIXES = {
 usual one; by model type."""
 
 
+_DENSE_OF_KIMI = re.compile(r"\.block_sparse_moe\.(gate|up|down)_proj\.")
+
+
 def usual_names(model_type: str) -> Callable[[str], str] | None:
     """The function that maps a tensor's name in a folder of this type to the usual one; None if all are
     usual."""
+    if model_type == "kimi_linear":
+        return _of_kimi
     prefixes = _OWN_PREFIXES.get(model_type)
     return None if prefixes is None else partial(_usual_name, prefixes)
+
+
+def _of_kimi(name: str) -> str:
+    """transformers renames the MLPs of Kimi Linear's dense layers, too, when it writes a folder."""
+    return _DENSE_OF_KIMI.sub(r".mlp.\1_proj.", name)
 
 
 def _usual_name(prefixes: Mapping[str, str], name: str) -> str:

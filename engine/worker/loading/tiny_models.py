@@ -30,7 +30,7 @@ MAX_TRAINED_TOKENS = 32_000
 """Maximum number of trained tokens; larger vocabularies add tokens that exist only to be sampled."""
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
 
-_GEMMA = ("gemma2", "gemma3_text")
+_GEMMA = ("gemma2", "gemma3_text", "gemma4_text")
 _DENSE = (
     *("llama", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3", "granite"),
     *("olmo3", "exaone4", "ernie4_5", "glm4", "phi3", "arcee", "ministral3"),
@@ -38,26 +38,32 @@ _DENSE = (
 _SPARSE = (
     *("qwen2_moe", "qwen3_moe", "mixtral", "glm4_moe", "gpt_oss", "llama4_text"),
     *("dots1", "solar_open", "granitemoe", "granitemoeshared", "minimax_m2"),
-    *("hy_v3", "exaone_moe", "mellum", "ernie4_5_moe"),
+    *("hy_v3", "exaone_moe", "mellum", "ernie4_5_moe", "mimo_v2_flash"),
 )
-_FUSED = ("gpt_oss", "llama4_text", "mistral4")
+_FUSED = ("gpt_oss", "llama4_text", "mistral4", "gemma4_text")
 """Families that are also published with the experts of a layer in one tensor."""
 _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "mistral4", "deepseek_v32", "glm_moe_dsa")
 _WITH_STATES = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h"),
-    *("lfm2", "lfm2_moe"),
+    *("lfm2", "lfm2_moe", "bamba"),
 )
+_LATENT_WITH_STATES = ("kimi_linear",)
 _OTHERS = ("gpt_neox", "phi", "olmo2")
-FAMILIES = (*_DENSE, *_GEMMA, *_SPARSE, *_LATENT, *_WITH_STATES, *_OTHERS)
+FAMILIES = (
+    *(*_DENSE, *_GEMMA, *_SPARSE, *_LATENT),
+    *(*_WITH_STATES, *_LATENT_WITH_STATES, *_OTHERS),
+)
 _GROUPED_QUERY = frozenset({*_DENSE, "phi", "olmo2", *_GEMMA, *_SPARSE, *_WITH_STATES})
 _HEADS_OF_HIDDEN = (
     *("qwen2", "qwen2_moe", "smollm3", "granite", "granitemoe", "granitemoeshared"),
-    *("olmo3", "exaone4", "exaone_moe", "phi3", "lfm2", "lfm2_moe"),
+    *("olmo3", "exaone4", "exaone_moe", "phi3", "lfm2", "lfm2_moe", "bamba"),
 )
 """Families whose heads share the hidden size."""
 _OWN_HEAD_DIM = frozenset({*_DENSE, *_GEMMA, *_SPARSE, *_WITH_STATES}.difference(_HEADS_OF_HIDDEN))
 _CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 """Buffers that a checkpoint holds, always in fp32."""
+_SCALARS = "layer_scalar"
+"""Buffers that a checkpoint holds in the model's type."""
 
 _PUBLISHED = {
     "hy_v3": (
@@ -66,6 +72,11 @@ _PUBLISHED = {
         ("mlp.shared_experts.", "mlp.shared_mlp."),
     ),
     "nemotron_h": (("model.", "backbone."),),
+    "kimi_linear": (
+        *((f"mlp.{part}", f"block_sparse_moe.{part}") for part in ("experts", "gate.", "shared_experts.")),
+        ("forget_gate.", ""),
+    ),
+    "mimo_v2_flash": (("self_attn.sinks", "self_attn.attention_sink_bias"),),
     "ernie4_5_moe": (("mlp.gate.moe_statics.", "mlp.moe_statics."),),
     "exaone_moe": (("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias"),),
 }
@@ -121,8 +132,9 @@ def make_model_folder(
         "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
         "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),
     }
-    if family in _GROUPED_QUERY or family in _LATENT:
-        fields["num_key_value_heads"] = num_heads if family in _LATENT else num_kv_heads
+    has_latents = family in (*_LATENT, *_LATENT_WITH_STATES)
+    if family in _GROUPED_QUERY or has_latents:
+        fields["num_key_value_heads"] = num_heads if has_latents else num_kv_heads
     if family in _OWN_HEAD_DIM:
         fields["head_dim"] = head_dim or hidden_size // num_heads
     if family == "mistral":
@@ -160,6 +172,8 @@ def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype, see
         if name.endswith(_CORRECTIONS):
             tensor = _random_tensor(name, buffer.shape, False, generator)
             tensors |= _as_published(name, tensor, str(model.config.model_type))
+        if name.endswith(_SCALARS):
+            tensors[name] = _random_tensor(name, buffer.shape, False, generator).to(dtype)
     if shards == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return
@@ -179,7 +193,7 @@ def _as_published(name: str, tensor: torch.Tensor, model_type: str) -> dict[str,
     """A tensor under its published names: transformers 5 joins the experts of a layer in one tensor, as only
     the families in ``_FUSED`` and Granite are published."""
     is_mixtral = model_type in ("mixtral", "minimax_m2")
-    by_number = is_mixtral or model_type == "lfm2_moe"
+    by_number = is_mixtral or model_type in ("lfm2_moe", "kimi_linear")
     gate, up, down = ("w1", "w3", "w2") if by_number else ("gate_proj", "up_proj", "down_proj")
     if is_mixtral:
         name = name.replace(".mlp.", ".block_sparse_moe.")
@@ -187,6 +201,9 @@ def _as_published(name: str, tensor: torch.Tensor, model_type: str) -> dict[str,
         name = name.replace(own, published)
     if model_type.startswith("granitemoe"):
         return {_as_granite_publishes(name): tensor}
+    if model_type == "kimi_linear" and name.endswith("conv1d.weight"):
+        parts = zip("qkv", tensor.chunk(3), strict=True)
+        return {name.replace("conv1d", f"{each}_conv1d"): part.clone() for each, part in parts}
     prefix, _, kind = name.rpartition(".")
     if not prefix.endswith(".experts") or tensor.dim() != 3 or model_type in _FUSED:
         return {name: tensor}

@@ -17,7 +17,8 @@ from engine.worker.lora.adapter_folder import LowRankWeights, read_adapter
 from engine.worker.lora.low_rank import LoadedAdapter, LowRankLinear, Piece, StepAdapters
 from engine.worker.lora.places import NUM_JOINED, JoinedLinear, Place, places_of
 from engine.worker.models.base import CausalModel
-from engine.worker.models.decoder import Decoder, DecoderLayer
+from engine.worker.models.decoder import Decoder
+from engine.worker.models.layer import DecoderLayer
 from engine.worker.parallel.group import TensorParallelGroup
 from engine.worker.parallel.linears import RowParallelLinear
 

@@ -9,8 +9,9 @@ from enum import IntEnum
 import torch
 
 from engine.worker.lora.adapter_folder import LowRankWeights
-from engine.worker.models.attention import SelfAttention
-from engine.worker.models.decoder import DecoderLayer, renamed
+from engine.worker.models.layer import DecoderLayer, renamed
+from engine.worker.models.mixers.attention import SelfAttention
+from engine.worker.models.mixers.kv_sharing_attention import KvSharingAttention
 from engine.worker.models.mlp import GatedMLP
 from engine.worker.models.shape import DecoderShape
 
@@ -65,7 +66,9 @@ def _part(weight: torch.Tensor, dim: int, size: int, part: int, num_parts: int) 
 def places_of(layer: DecoderLayer, shape: DecoderShape, rank: int, size: int) -> dict[str, Place]:
     """The places of a layer's linears that adapters may change, by their names in a checkpoint."""
     places: dict[str, Place] = {}
-    if isinstance(layer.attention, SelfAttention):
+    if isinstance(layer.attention, KvSharingAttention):
+        places |= _sharing_places(layer.attention, shape.hidden_size, rank, size)
+    elif isinstance(layer.attention, SelfAttention):
         places |= _attention_places(layer.attention, shape.hidden_size, rank, size)
     if isinstance(layer.mlp, GatedMLP):
         named = _mlp_places(layer.mlp, shape.hidden_size, rank, size)
@@ -82,20 +85,39 @@ def _attention_places(attention: SelfAttention, hidden: int, rank: int, size: in
     shape = attention.shape
     queries = attention.queries_size
     kv = shape.kv_size
+    values = shape.values_size
     keys_end = attention.queries_size + shape.kv_size
     copies = shape.num_kv_copies
     qkv = JoinedLinear.QKV
     output = JoinedLinear.OUTPUT
-    output_place = Place(output, 0, hidden, shape.query_size, rank, size, by_inputs=True)
+    output_place = Place(output, 0, hidden, shape.attended_size, rank, size, by_inputs=True)
     if shape.joined_qkv:  # of several ranks none has all that its checkpoint's linear is made of
-        whole = {} if size > 1 else {"self_attn.qkv_proj": Place(qkv, 0, keys_end + kv, hidden)}
+        whole = {} if size > 1 else {"self_attn.qkv_proj": Place(qkv, 0, keys_end + values, hidden)}
         return {**whole, "self_attn.o_proj": output_place}
     return {
         "self_attn.q_proj": Place(qkv, 0, queries, hidden, rank, size),
         "self_attn.k_proj": Place(qkv, queries, kv, hidden, rank // copies, size // copies),
-        "self_attn.v_proj": Place(qkv, keys_end, kv, hidden, rank // copies, size // copies),
+        "self_attn.v_proj": Place(qkv, keys_end, values, hidden, rank // copies, size // copies),
         "self_attn.o_proj": output_place,
     }
+
+
+def _sharing_places(attention: KvSharingAttention, hidden: int, rank: int, size: int) -> dict[str, Place]:
+    """The places of an attention that may have no keys, or no values, of its own."""
+    shape = attention.shape
+    copies = shape.num_kv_copies
+    queries = shape.query_size
+    kv = shape.kv_size
+    qkv = JoinedLinear.QKV
+    places = {
+        "self_attn.q_proj": Place(qkv, 0, queries, hidden, rank, size),
+        "self_attn.o_proj": Place(JoinedLinear.OUTPUT, 0, hidden, queries, rank, size, by_inputs=True),
+    }
+    if attention.has_keys:
+        places["self_attn.k_proj"] = Place(qkv, queries, kv, hidden, rank // copies, size // copies)
+    if attention.has_values:
+        places["self_attn.v_proj"] = Place(qkv, queries + kv, kv, hidden, rank // copies, size // copies)
+    return places
 
 
 def _mlp_places(mlp: GatedMLP, hidden: int, rank: int, size: int) -> Iterator[tuple[str, Place]]:

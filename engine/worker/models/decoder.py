@@ -7,7 +7,7 @@ which sequence.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,24 +18,23 @@ from engine.worker.cpu.onednn_linear import OneDNNEmbedding
 from engine.worker.cpu.packed_weights import PackedEmbedding
 from engine.worker.cpu.quantized_linear import Int8Embedding
 from engine.worker.loading.tensor_part import TensorPart
-from engine.worker.models.attention import SelfAttention
 from engine.worker.models.builder import Builder
+from engine.worker.models.dense_and_sparse import DenseAndSparse
 from engine.worker.models.families.table import decoder_shape
-from engine.worker.models.gated_delta_net import GatedDeltaNet
-from engine.worker.models.latent_attention import LatentAttention
+from engine.worker.models.layer import DecoderLayer, prefixed
+from engine.worker.models.layer_inputs import LayerInputs, ScaledLayer
 from engine.worker.models.linears import Embedding, replace_modules
-from engine.worker.models.mamba2 import Mamba2
-from engine.worker.models.mixed_rope_attention import MixedRopeAttention, QueryFactors
-from engine.worker.models.mlp import GatedMLP, SquaredMLP
+from engine.worker.models.mixers.kv_sharing_attention import KvSharingAttention
+from engine.worker.models.mixers.latent_attention import LatentAttention
+from engine.worker.models.mixers.mixed_rope_attention import QueryFactors
+from engine.worker.models.mixers.state_layers import StateLayer
 from engine.worker.models.moe import Experts, MixtureOfExperts
 from engine.worker.models.norms import normed
 from engine.worker.models.placed_pictures import PlacedPictures
 from engine.worker.models.replacements import choose_replacements
 from engine.worker.models.rotary import RotaryEmbedding
-from engine.worker.models.shape import NO_ROPE, DecoderShape, DenseShape, MLPShape
-from engine.worker.models.short_conv import ShortConv
-from engine.worker.models.state_layers import StateLayer
-from engine.worker.models.state_shapes import DeltaNetShape, ShortConvShape
+from engine.worker.models.shape import NO_ROPE
+from engine.worker.models.step_values import StepValues
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.parallel.linears import ParallelLMHead, VocabParallelEmbedding
 from engine.worker.states.state_pool import StatePool, StateSpec
@@ -44,96 +43,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 _FUSED_EXPERTS = (".experts.gate_up_proj", ".block_sparse_moe.input_linear.weight", ".experts.up_proj")
+_PREDICTORS = ("mtp.", "model.mtp.")
+"""Layers for multi-token prediction, where they have names of their own."""
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-
-
-class DecoderLayer(nn.Module):
-    """Attention and an MLP, or one of them, each with an RMS norm before or after it, and a residual
-    connection around it."""
-
-    def __init__(self, shape: DecoderShape, index: int, build: Builder) -> None:
-        """``shape``: the shape of this rank's part."""
-        super().__init__()
-        self._shape = shape
-        size = shape.hidden_size
-        mixes, mlp = shape.mixes_in(index), shape.mlps[index]
-        self.input_norm = build.parameter(size) if shape.input_norms and mixes else None
-        self.attention = _build_mixer(shape, index, build) if mixes else None
-        self.attention_output_norm = build.parameter(size) if shape.output_norms else None
-        self.post_attention_norm = build.parameter(size) if shape.input_norms and mlp else None
-        self.mlp_output_norm = build.parameter(size) if shape.output_norms else None
-        self.mlp = None if mlp is None else _build_mlp(shape.hidden_size, mlp, build)
-
-    def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
-    ) -> torch.Tensor:
-        """x [num_tokens, hidden_size] -> the same shape"""
-        if self.attention is not None:
-            attended = self.attention(self._norm(x, self.input_norm), cos, sin, attention)
-            x = x + self._scaled(self._norm(attended, self.attention_output_norm))
-        if self.mlp is None:
-            return x
-        output: torch.Tensor = self.mlp(self._norm(x, self.post_attention_norm))
-        return x + self._scaled(self._norm(output, self.mlp_output_norm))
-
-    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
-        scale = self._shape.residual_scale
-        return x if scale == 1.0 else x * scale
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        return x if weight is None else normed(x, weight, self._shape)
-
-    def checkpoint_parts(self, *, fused: bool = False) -> dict[str, TensorPart]:
-        """The checkpoint's tensor names, each with its part and the parameter that it fills. ``fused``: see
-        ``Experts.fused_parts``."""
-        parts = {f"{name}.weight": TensorPart(norm) for name, norm in self._named_norms() if norm is not None}
-        mixer = self.attention
-        if mixer is not None:
-            prefix = getattr(mixer, "checkpoint_prefix", "self_attn.")
-            parts |= _prefixed(prefix, mixer.checkpoint_parts())
-        if isinstance(self.mlp, MixtureOfExperts):
-            parts |= self.mlp.checkpoint_parts(fused=fused)
-        elif self.mlp is not None:
-            parts |= _prefixed(self._shape.mlp_prefix, self.mlp.checkpoint_parts())
-        return {renamed(name, self._shape.other_names): part for name, part in parts.items()}
-
-    def _named_norms(self) -> Iterator[tuple[str, nn.Parameter | None]]:
-        """The layer's norms, by their names in checkpoints: with output norms, by Gemma's names. None in
-        place of those that it does not have."""
-        yield "input_layernorm", self.input_norm
-        if self.attention_output_norm is None or self.mlp_output_norm is None:
-            yield "post_attention_layernorm", self.post_attention_norm
-            return
-        yield "post_attention_layernorm", self.attention_output_norm
-        yield "pre_feedforward_layernorm", self.post_attention_norm
-        yield "post_feedforward_layernorm", self.mlp_output_norm
-
-
-def _build_mixer(
-    shape: DecoderShape, index: int, build: Builder
-) -> SelfAttention | LatentAttention | GatedDeltaNet | Mamba2 | ShortConv:
-    """The module that mixes tokens in a layer: attention, or one with a state instead."""
-    if shape.states:
-        state = shape.states[index]
-        if state is not None:
-            if isinstance(state, DeltaNetShape):
-                return GatedDeltaNet(shape, state, build)
-            if isinstance(state, ShortConvShape):
-                return ShortConv(shape, state, build)
-            return Mamba2(shape, state, build)
-        index = shape.attention_index(index)
-    if shape.mixed_rope is not None:
-        return MixedRopeAttention(shape, shape.mixed_rope, index, build)
-    if shape.latent is not None:
-        return LatentAttention(shape, shape.latent, index, build)
-    return SelfAttention(shape, index, build)
-
-
-def _build_mlp(hidden_size: int, shape: MLPShape, build: Builder) -> GatedMLP | SquaredMLP | MixtureOfExperts:
-    if isinstance(shape, DenseShape):
-        kind = SquaredMLP if shape.squared else GatedMLP
-        return kind(hidden_size, shape, build)
-    return MixtureOfExperts(hidden_size, shape, build)
 
 
 class Decoder(nn.Module):
@@ -160,19 +72,26 @@ class Decoder(nn.Module):
         self.num_all_layers = whole.num_layers
         self.all_windows = whole.windows
         self.all_chunks = whole.layer_chunks
+        self.all_heads = whole.cached_heads
+        """Number and size of the heads of all layers with keys and values of their own; empty: they are the
+        same in all layers."""
         self.layer_numbers = self._stage.layers(whole.num_layers)
         """The numbers of these layers in the whole model."""
         self.shape = shape = whole if self.is_whole else whole.of_layers(self.layer_numbers)
         build = Builder(dtype, group)
         self.num_layers = shape.num_layers
-        self.num_kv_heads = shape.num_kv_heads
-        self.head_dim = shape.head_dim
+        self.num_kv_heads, self.head_dim = shape.smallest_heads
         self.num_kv_vectors = 2 if shape.latent is None else 1
         self.windows = shape.windows
         self.chunks = shape.layer_chunks
         is_head = shape.tied and self._stage.is_last
         self.embedding = self._make_embedding(build) if self._stage.is_first or is_head else None
-        self.layers = nn.ModuleList(DecoderLayer(shape, index, build) for index in range(shape.num_layers))
+        self.values = StepValues()
+        kind = ScaledLayer if shape.layer_scalars else DecoderLayer
+        layers = (kind(shape, index, build, self.values) for index in range(shape.num_layers))
+        self.layers = nn.ModuleList(layers)
+        inputs = shape.layer_inputs
+        self.layer_inputs = None if inputs is None else LayerInputs(shape, inputs, build)
         self.final_norm = build.parameter(shape.hidden_size)
         self.lm_head = None if shape.tied or not self._stage.is_last else self._make_head(build)
         self.rope_kinds = shape.rope_kinds or ("",) * shape.num_layers
@@ -212,15 +131,18 @@ class Decoder(nn.Module):
             lambda parameter: torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         )
         self.requires_grad_(False)
-        size = self.shape.rotary_dim or self.shape.head_dim
-        kinds = dict.fromkeys(self.rope_kinds)
+        sizes = {kind: self._rotary_size(layer) for layer, kind in enumerate(self.rope_kinds)}
         mixed = self.shape.mixed_rope
         self.ropes = {
             kind: QueryFactors(mixed)
             if mixed is not None and kind == NO_ROPE
             else RotaryEmbedding(self.config, size, device, kind, self.shape.query_growth)
-            for kind in kinds
+            for kind, size in sizes.items()
         }
+
+    def _rotary_size(self, layer: int) -> int:
+        """The numbers of each head that a layer rotates."""
+        return self.shape.rotary_dim or self.shape.of_layer(layer).head_dim
 
     @property
     def rotary(self) -> RotaryEmbedding:
@@ -244,7 +166,7 @@ class Decoder(nn.Module):
         if self.lm_head is None:  # otherwise the embedding is only looked up
             replace_modules(self, Embedding, replacements.table)
         for prefix, layer in self._named_layers():
-            fill(_prefixed(prefix, layer.checkpoint_parts(fused=self.has_fused_experts)))
+            fill(prefixed(prefix, layer.checkpoint_parts(fused=self.has_fused_experts)))
             if isinstance(layer.attention, LatentAttention):
                 layer.attention.split_maps()
             replace_modules(layer, nn.Linear, replacements.linear)
@@ -262,6 +184,8 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """See CausalModel.forward."""
         x = self.stage_input(input_ids)
+        if self.layer_inputs is not None:
+            self.values.layer_inputs = self.layer_inputs(input_ids, x)
         pictures = self.pictures
         if pictures is not None:
             x = pictures.put_into(x)
@@ -277,7 +201,7 @@ class Decoder(nn.Module):
         nothing = self.final_norm.new_empty((0, self.shape.hidden_size))
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            if isinstance(layer.mlp, MixtureOfExperts):
+            if isinstance(layer.mlp, MixtureOfExperts | DenseAndSparse):
                 layer.mlp(nothing)
 
     @property
@@ -342,7 +266,7 @@ class Decoder(nn.Module):
         """Whether a checkpoint may hold this tensor although this rank does not use it."""
         # Tied models may contain a copy of the embedding, old checkpoints their rope frequencies.
         # Layers for multi-token prediction may have separate names.
-        if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq") or name.startswith("mtp."):
+        if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq") or name.startswith(_PREDICTORS):
             return True
         if not self.is_whole and name == "model.embed_tokens.weight":
             return True
@@ -355,13 +279,16 @@ class Decoder(nn.Module):
         layer = self.layers[index - self.layer_numbers.start]
         assert isinstance(layer, DecoderLayer)
         mlp = layer.mlp
+        attention = layer.attention
+        if isinstance(attention, KvSharingAttention) and in_layer[2].startswith("self_attn."):
+            return attention.is_unused(in_layer[2].removeprefix("self_attn."))
         return isinstance(mlp, MixtureOfExperts) and mlp.is_of_other_rank(in_layer[2])
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """Every tensor that the checkpoint must hold, with its part and the parameter that it fills."""
         parts = self._parts_of_ends()
         for prefix, layer in self._named_layers():
-            parts |= _prefixed(prefix, layer.checkpoint_parts(fused=self.has_fused_experts))
+            parts |= prefixed(prefix, layer.checkpoint_parts(fused=self.has_fused_experts))
         return parts if self.lm_head is None else parts | self._parts_of_head(self.lm_head)
 
     @property
@@ -384,7 +311,7 @@ class Decoder(nn.Module):
             rank = self._group.rank
             size = self._group.size
             parts["model.embed_tokens.weight"] = TensorPart(self.embedding.weight, 0, rank, size)
-        return parts
+        return parts if self.layer_inputs is None else parts | self.layer_inputs.checkpoint_parts()
 
     def _parts_of_head(self, head: nn.Linear | ParallelLMHead) -> dict[str, TensorPart]:
         return {"lm_head.weight": TensorPart(head.weight, 0, self._group.rank, self._group.size)}
@@ -394,15 +321,3 @@ class Decoder(nn.Module):
         for index, layer in zip(self.layer_numbers, self.layers, strict=True):
             assert isinstance(layer, DecoderLayer)
             yield f"model.layers.{index}.", layer
-
-
-def _prefixed(prefix: str, parts: dict[str, TensorPart]) -> dict[str, TensorPart]:
-    return {prefix + name: part for name, part in parts.items()}
-
-
-def renamed(name: str, other_names: Sequence[tuple[str, str]]) -> str:
-    """The name in the checkpoint of a layer's tensor."""
-    for own, other in other_names:
-        if name.startswith(own):
-            return other + name.removeprefix(own)
-    return name

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, relu, silu
+from torch.nn.functional import gelu, linear, relu, silu
 
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.builder import Builder
@@ -53,7 +53,8 @@ class Experts(nn.Module):
     def _expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         if self.shape.clamped is None:
             gate, up = linear(x, self.gate_up[expert]).chunk(2, dim=-1)
-            return linear(silu(gate).mul_(up), self.down[expert])
+            opened = gelu(gate, approximate="tanh") if self.shape.by_gelu else silu(gate)
+            return linear(opened.mul_(up), self.down[expert])
         assert self.gate_up_bias is not None
         gate_up = linear(x, self.gate_up[expert], self.gate_up_bias[expert])
         bias = self.added_bias
@@ -249,7 +250,7 @@ class MixtureOfExperts(nn.Module):
         experts = self.experts.fused_parts() if fused else self.experts.published_parts()
         names = self.shape.names
         is_own = fused and not names.transposed and not self.shape.squared
-        prefix = "mlp." if is_own else names.prefix
+        prefix = "mlp." if is_own and names.prefix else names.prefix
         parts = {f"{prefix}experts.{name}": part for name, part in experts.items()}
         router = self.router.checkpoint_parts()
         parts |= {f"{prefix}{names.router}.{name}": part for name, part in router.items()}

@@ -13,7 +13,7 @@ from engine.worker.models.shape import NO_ROPE, QueryGrowth
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 """Rope types whose frequencies do not depend on a sequence's length, so that one table serves all
 sequences."""
 
@@ -113,6 +113,8 @@ def _frequencies(config: PreTrainedConfig, head_dim: int, kind: str) -> tuple[to
         of_kind = {"layer_type": kind} if kind else {}
         frequencies, scaling = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), **of_kind)
         return frequencies, scaling
+    if rope_type == "proportional":
+        return _first_rotated(parameters, head_dim), 1.0
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / (parameters["rope_theta"] ** exponents)
     if rope_type == "linear":
@@ -120,6 +122,15 @@ def _frequencies(config: PreTrainedConfig, head_dim: int, kind: str) -> tuple[to
     elif rope_type == "llama3":
         frequencies = _stretched(frequencies, parameters)
     return frequencies, 1.0
+
+
+def _first_rotated(parameters: dict[str, Any], head_dim: int) -> torch.Tensor:
+    """The frequencies of a rope that rotates a share of all pairs and leaves the others alone: [head_dim /
+    2]"""
+    num_rotated = int(parameters.get("partial_rotary_factor", 1.0) * head_dim // 2)
+    exponents = torch.arange(0, 2 * num_rotated, 2, dtype=torch.float32) / head_dim
+    rotated = 1.0 / (parameters["rope_theta"] ** exponents) / parameters.get("factor", 1.0)
+    return torch.cat((rotated, torch.zeros(head_dim // 2 - num_rotated)))
 
 
 def _stretched(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from engine.worker.models.state_shapes import StateShape
+    from engine.worker.models.mixers.state_shapes import StateShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,8 @@ class SparseShape:
     """None: experts without biases, ``silu(gate) * up``, all gates before all ups."""
     squared: bool = False
     """Whether experts, and the shared one, have no gate: ``down(relu(up) ** 2)``."""
+    by_gelu: bool = False
+    """Whether an expert's gate goes through the tanh form of GELU; otherwise through SiLU."""
     gated_share: bool = False
     """Whether the shared expert's output is multiplied by the sigmoid of a number per token."""
     by_rank: bool = False
@@ -131,7 +133,21 @@ class SparseShape:
         )
 
 
-MLPShape = DenseShape | SparseShape
+@dataclass(frozen=True, slots=True)
+class PairShape:
+    """A dense MLP and a mixture of experts beside it; see ``DenseAndSparse``."""
+
+    dense: DenseShape
+    sparse: SparseShape
+
+    def of_rank(self, num_ranks: int, *, experts_by_rank: bool, num_cores: int = 1) -> PairShape:
+        """The shape of each rank's part. ConfigError if it cannot be split that way."""
+        dense = self.dense.of_rank(num_ranks, experts_by_rank=experts_by_rank, num_cores=num_cores)
+        sparse = self.sparse.of_rank(num_ranks, experts_by_rank=experts_by_rank, num_cores=num_cores)
+        return PairShape(dense, sparse)
+
+
+MLPShape = DenseShape | SparseShape | PairShape
 MLPs = tuple[MLPShape | None, ...]
 """The MLP of each layer, None where it has none."""
 NO_ROPE = "none"
@@ -207,6 +223,38 @@ class MixedRope:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The key-value heads of one layer, where layers differ."""
+
+    num_kv_heads: int
+    head_dim: int
+    keys_are_values: bool = False
+    """Whether values are computed from what the keys are, without a linear of their own."""
+    sinks: bool = False
+    """Whether each head has a sink; see ``DecoderShape``."""
+    num_kv_copies: int = 1
+
+    def of_rank(self, num_ranks: int) -> HeadShape:
+        """Each rank's heads. ConfigError if they cannot be split that way."""
+        heads, copies = split_kv_heads(self.num_kv_heads, num_ranks)
+        return replace(self, num_kv_heads=heads, num_kv_copies=copies)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Number and size of the heads."""
+        return self.num_kv_heads, self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputShape:
+    """Embeddings of tokens for each layer; see ``LayerInputs``."""
+
+    vocab_size: int
+    size: int
+    """The numbers of a token's embedding for one layer."""
+
+
+@dataclass(frozen=True, slots=True)
 class QueryGrowth:
     """Queries that grow with their position, so that attention stays sharp over long contexts: at position p
     they are multiplied by 1 + growth * log(1 + floor(p / interval))."""
@@ -269,6 +317,21 @@ class DecoderShape:
     """None: all layers use rope in the same way."""
     latent: LatentShape | None = None
     """Latent attention in all layers, with the latent as the only key-value head."""
+    layer_heads: tuple[HeadShape, ...] = ()
+    """The key-value heads of each layer; empty: those of this shape."""
+    kv_of: tuple[int, ...] = ()
+    """Where some layers attend to the keys and values of others, the one that each attends to, by its number
+    among those with their own; empty: each has its own."""
+    value_dim: int = 0
+    """The size of a head's value; 0: that of its key. In the cache, zeros follow smaller ones."""
+    value_scale: float = 1.0
+    """A factor of values."""
+    unit_values: bool = False
+    """Whether each head's value is normalized, without a weight."""
+    layer_scalars: bool = False
+    """Whether the output of each layer is multiplied by a number."""
+    layer_inputs: LayerInputShape | None = None
+    """None: layers have no embeddings of their own."""
     indexes: tuple[bool, ...] = ()
     """Whether each layer has an indexer, or attends to what the last one before it has chosen; empty: latent
     attention has none."""
@@ -299,16 +362,13 @@ class DecoderShape:
             for mlp in self.mlps
         )
         split("vocabulary size,", self.vocab_size, num_ranks)
-        if self.num_kv_heads % num_ranks and num_ranks % self.num_kv_heads:
-            raise ConfigError(
-                f"tensor_parallel_size is {num_ranks}, which neither divides the number of the model's "
-                f"key-value heads, {self.num_kv_heads}, nor is a multiple of it."
-            )
+        num_kv_heads, num_kv_copies = split_kv_heads(self.num_kv_heads, num_ranks)
         return replace(
             self,
             num_heads=num_heads,
-            num_kv_heads=max(1, self.num_kv_heads // num_ranks),
-            num_kv_copies=max(1, num_ranks // self.num_kv_heads),
+            num_kv_heads=num_kv_heads,
+            num_kv_copies=num_kv_copies,
+            layer_heads=tuple(heads.of_rank(num_ranks) for heads in self.layer_heads),
             mlps=mlps,
             states=tuple(None if state is None else state.of_rank(num_ranks) for state in self.states),
         )
@@ -318,6 +378,11 @@ class DecoderShape:
         layer before it."""
         assert not self.states, "layers that attend are counted apart"
         part = slice(layers.start, layers.stop)
+        if self.kv_of or self.layer_inputs is not None:
+            raise ConfigError(
+                "pipeline_parallel_size does not suit this model: its layers attend to keys and values of "
+                "others, or read embeddings of their own."
+            )
         if self.indexes and not self.indexes[layers.start]:
             raise ConfigError(
                 f"pipeline_parallel_size does not suit this model: layer {layers.start} would begin a stage, "
@@ -330,14 +395,50 @@ class DecoderShape:
             mlps=self.mlps[part],
             rope_kinds=self.rope_kinds[part],
             indexes=self.indexes[part],
+            layer_heads=self.layer_heads[part],
         )
+
+    def of_layer(self, layer: int) -> DecoderShape:
+        """The shape with the key-value heads of one layer."""
+        if not self.layer_heads:
+            return self
+        heads = self.layer_heads[layer]
+        return replace(
+            self,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            num_kv_copies=heads.num_kv_copies,
+            sinks=self.sinks or heads.sinks,
+        )
+
+    def has_own_kv(self, layer: int) -> bool:
+        """Whether a layer writes the keys and values that it attends to."""
+        return not self.kv_of or self.kv_of[layer] not in self.kv_of[:layer]
+
+    @property
+    def cached_heads(self) -> tuple[tuple[int, int], ...]:
+        """Number and size of the heads of each layer with keys and values of its own; empty if they are the
+        same in all layers."""
+        each = enumerate(self.layer_heads)
+        cached = tuple(heads.sizes for layer, heads in each if self.has_own_kv(layer))
+        return cached if len(set(cached)) > 1 else ()
+
+    @property
+    def smallest_heads(self) -> tuple[int, int]:
+        """Number and size of the heads of the layers with the smallest keys and values."""
+        alike = (self.num_kv_heads, self.head_dim)
+        every = (heads.sizes for heads in self.layer_heads)
+        return min(every, key=lambda heads: heads[0] * heads[1], default=alike)
 
     def mixes_in(self, layer: int) -> bool:
         """Whether a layer attends or has a state."""
         return not self.mixes or self.mixes[layer]
 
     def attention_index(self, layer: int) -> int:
-        """The number of a layer among those that attend."""
+        """The number of a layer among those that attend, or of the one to whose keys and values it
+        attends."""
+        if self.kv_of:
+            return self.kv_of[layer]
         if not self.states:
             return layer
         before = zip(self.states[:layer], self.mixes or (True,) * layer, strict=False)
@@ -354,22 +455,25 @@ class DecoderShape:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether some layer is a mixture of experts."""
-        return any(isinstance(mlp, SparseShape) for mlp in self.mlps)
+        """Whether some layer has a mixture of experts."""
+        return any(isinstance(mlp, SparseShape | PairShape) for mlp in self.mlps)
 
     @property
     def is_compiled(self) -> bool:
-        """Whether compiled CPU steps support it: all but latents, a mixed rope, growing queries, states,
-        squares, gated shared experts, corrections of softmax routers, factors of residuals and logits, norms
-        of all heads, missing norms, and ropes of neighbors."""
+        """Whether compiled CPU steps support it: all but latents, heads that differ, normalized values,
+        numbers and embeddings of layers, a mixed rope, growing queries, states, squares, gated shared
+        experts, corrections of softmax routers, factors of residuals and logits, norms of all heads, missing
+        norms, and ropes of neighbors."""
         sparse = [mlp for mlp in self.mlps if isinstance(mlp, SparseShape)]
         has_gate = any(mlp.gated_share or mlp.routing.corrected for mlp in sparse)
-        has_square = any(mlp is not None and mlp.squared for mlp in self.mlps)
+        has_square = any(not isinstance(mlp, PairShape) and mlp and mlp.squared for mlp in self.mlps)
+        is_other = self.unit_values or self.layer_scalars or self.layer_inputs or self.layer_heads
         is_scaled = self.residual_scale != 1.0 or self.logit_divisor != 1.0
         has_attention = self.latent is None and self.mixed_rope is None and not any(self.states)
         is_llama = self.input_norms and not self.norms_all_heads and not self.neighbor_rope
         has_known_mlps = not has_gate and not has_square
-        return has_attention and is_llama and has_known_mlps and not is_scaled and self.query_growth is None
+        is_known = has_attention and has_known_mlps and self.query_growth is None
+        return is_known and is_llama and not is_scaled and not is_other
 
     @property
     def is_plain(self) -> bool:
@@ -388,6 +492,26 @@ class DecoderShape:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def values_size(self) -> int:
+        return self.num_kv_heads * (self.value_dim or self.head_dim)
+
+    @property
+    def attended_size(self) -> int:
+        """The numbers of all heads' outputs."""
+        return self.num_heads * (self.value_dim or self.head_dim)
+
+
+def split_kv_heads(number: int, num_ranks: int) -> tuple[int, int]:
+    """Each rank's key-value heads, and the number of ranks with the same ones. ConfigError if they cannot be
+    split that way."""
+    if number % num_ranks and num_ranks % number:
+        raise ConfigError(
+            f"tensor_parallel_size is {num_ranks}, which neither divides the number of the model's "
+            f"key-value heads, {number}, nor is a multiple of it."
+        )
+    return max(1, number // num_ranks), max(1, num_ranks // number)
 
 
 def _check_experts(num_experts: int, num_ranks: int, num_cores: int) -> None:

@@ -44,7 +44,8 @@ class DeltaRule(NamedTuple):
     v: torch.Tensor
     """Values [num_tokens, v_heads, v_size]."""
     g: torch.Tensor
-    """Logarithms of the decays [num_tokens, v_heads]."""
+    """Logarithms of the decays [num_tokens, v_heads], or [num_tokens, v_heads, k_size] if each row of a state
+    decays by its own (Kimi Delta Attention, arXiv:2510.26692, section 3)."""
     beta: torch.Tensor
     """Learning rates [num_tokens, v_heads]."""
 

@@ -18,6 +18,8 @@ from engine.worker.states.state_batch import StateBatch
 
 CHUNK = 64
 """Tokens of a prompt that are computed together, from one state to the next."""
+CHANNEL_CHUNK = 16
+"""The same for decays by channel, which need memory for each channel of each two tokens."""
 _Advance = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """Maps tokens and the state before them to the state after them, and outputs."""
 _NO_ZERO = 1e-6
@@ -69,7 +71,10 @@ def gated_delta_rule(rule: DeltaRule, pool: torch.Tensor, batch: StateBatch) -> 
         rule.beta.float(),
     )
     output = torch.empty(v.shape, dtype=torch.float32, device=v.device)
-    _advance(inputs, output, pool, batch, _delta_step, _delta_chunk)
+    if rule.g.dim() > 2:
+        _advance(inputs, output, pool, batch, _delta_step, _channel_chunk, CHANNEL_CHUNK)
+    else:
+        _advance(inputs, output, pool, batch, _delta_step, _delta_chunk)
     return output.to(v.dtype)
 
 
@@ -88,7 +93,8 @@ def _delta_step(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token of each sequence: states [num_seqs, v_heads, k_size, v_size] before -> after it, and outputs
     [num_seqs, v_heads, v_size]."""
-    states = states * g.exp()[..., None, None]
+    decays = g.exp()
+    states = states * (decays[..., None] if g.dim() > 2 else decays[..., None, None])
     recalled = (k[..., None, :] @ states)[..., 0, :]
     correction = (v - recalled) * beta[..., None]
     states = states + k[..., None] * correction[..., None, :]
@@ -121,6 +127,30 @@ def _delta_chunk(
     output = (q * passed.exp()[..., None]) @ state + ((q @ k.mT) * decay) @ corrections
     left = (passed[:, -1:] - passed).exp()[..., None]
     state = state * passed[:, -1].exp()[:, None, None] + (k * left).mT @ corrections
+    return state, output.transpose(0, 1)
+
+
+def _channel_chunk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Like ``_delta_chunk``, with a decay for each row of a state. The decays between tokens are multiplied
+    with each channel of keys before the channels are summed, since their quotients may overflow."""
+    q, k, v, g = (each.transpose(0, 1) for each in (q, k, v, g))
+    beta = beta.t()[..., None]
+    passed = g.cumsum(1)
+    decay = _decay_between(passed.transpose(1, 2)).movedim(1, -1)
+    faded = k[:, None] * decay
+    system = (k[:, :, None] * faded).sum(-1) * beta
+    recalled = (k * beta * passed.exp()) @ state
+    corrections = torch.linalg.solve_triangular(system, v * beta - recalled, upper=False, unitriangular=True)
+    output = (q * passed.exp()) @ state + (q[:, :, None] * faded).sum(-1) @ corrections
+    left = (passed[:, -1:] - passed).exp()
+    state = state * passed[:, -1].exp()[..., None] + (k * left).mT @ corrections
     return state, output.transpose(0, 1)
 
 
@@ -163,7 +193,7 @@ def _scan_chunk(
 
 
 def _decay_between(passed: torch.Tensor) -> torch.Tensor:
-    """passed [heads, n], logarithms of the decay since the chunk began -> [heads, n, n]: the decay from the
+    """passed [..., n], logarithms of the decay since the chunk began -> [..., n, n]: the decay from the
     column's token to the row's; 0 if the row's comes first."""
     between = passed[..., :, None] - passed[..., None, :]
     # Masked before exp, which may overflow above the diagonal.
@@ -178,8 +208,10 @@ def _advance(
     batch: StateBatch,
     by_token: _Advance,
     by_chunk: _Advance,
+    num_together: int = CHUNK,
 ) -> None:
-    """Fill ``output`` and the targets: sequences of one token together, the others one by one in chunks."""
+    """Fill ``output`` and the targets: sequences of one token together, the others one by one in chunks of
+    ``num_together`` tokens."""
     single = np.flatnonzero(batch.query_lens == 1)
     longer = np.flatnonzero(batch.query_lens > 1)
     starts = batch.starts
@@ -191,8 +223,8 @@ def _advance(
         start = starts[sequence]
         end = starts[sequence] + batch.query_lens[sequence]
         state = _read(pool, batch.sources[sequence : sequence + 1])[0]
-        for first in range(start, end, CHUNK):
-            chunk = slice(first, min(first + CHUNK, end))
+        for first in range(start, end, num_together):
+            chunk = slice(first, min(first + num_together, end))
             state, output[chunk] = by_chunk(*(each[chunk] for each in inputs), state)
         pool[int(batch.targets[sequence])] = state
 

@@ -42,7 +42,7 @@ class TorchStepAttention:
         assert soft_cap is None
         assert chunk is None
         assert sinks is None
-        group, slot = self._places[layer]
+        group, slot, _ = self._places[layer]
         step = self._steps[group]
         kept = step.slots >= 0
         blocks, offsets = step.slots[kept] // self._block_size, step.slots[kept] % self._block_size

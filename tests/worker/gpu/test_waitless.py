@@ -37,7 +37,7 @@ def test_without_a_grouped_gemm_experts_are_asked_for(model_folders: ModelFolder
     assert not never_waits(model)
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3", "glm4-moe", "gpt-oss", "llama4"])
+@pytest.mark.parametrize("name", ["deepseek-v3", "glm4-moe", "gpt-oss", "llama4", "gemma4"])
 def test_grouped_experts_are_those_experts(name: str, model_folders: ModelFolders) -> None:
     """In a model that runs layer by layer, each mixture gives the same sums."""
     before, after = loaded(name, model_folders), loaded(name, model_folders)

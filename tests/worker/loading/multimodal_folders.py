@@ -92,6 +92,25 @@ MISTRAL3_DECODERS: dict[str, dict[str, Any]] = {
 """Decoders of Mistral 3's folders but the first, by model type: Ministral 3's and Mistral Small 4's."""
 CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3": {"text_config": {**_TEXT, "sliding_window": 12}, "vision_config": _VISION},
+    "gemma4": {
+        "text_config": {
+            **_TEXT,
+            "global_head_dim": 32,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 512,
+            "num_kv_shared_layers": 2,
+            "pad_token_id": 0,
+        },
+        "vision_config": {**_TOWER, "head_dim": 16, "num_key_value_heads": 2},
+        "audio_config": {
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "output_proj_dims": 32,
+        },
+    },
     "internvl": {
         "text_config": _QWEN2,
         "vision_config": {**_TOWER, "image_size": [28, 28], "patch_size": [14, 14]},

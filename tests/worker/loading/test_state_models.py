@@ -23,7 +23,7 @@ from engine.worker.loading.loader import load_model
 from engine.worker.model_states import attention_beside_states
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.families.table import decoder_shape, is_native
-from engine.worker.models.state_shapes import DeltaNetShape, MambaShape
+from engine.worker.models.mixers.state_shapes import DeltaNetShape, MambaShape
 from tests.worker.conftest import WITH_STATES, ModelFolders
 from tests.worker.generation import Reference, random_tokens
 from tests.worker.parallel.ranks import LoneRank

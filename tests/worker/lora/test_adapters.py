@@ -25,6 +25,7 @@ from engine.worker.loading.loader import load_model
 from engine.worker.loading.tiny_models import make_model_folder
 from engine.worker.lora.adapter_store import STEPS_TO_STAY, open_adapters
 from engine.worker.parallel.group import ALONE
+from tests.worker.conftest import VARIANTS
 from tests.worker.cpu.compiled_steps import has_compiled_steps
 from tests.worker.generation import random_tokens
 from tests.worker.lora.made_adapters import AdaptedReference, save_adapter
@@ -113,6 +114,24 @@ def test_adapters_of_linears_that_a_checkpoint_joins(tmp_path: Path, family: str
     """Queries, keys and values in one linear, or gates and ups."""
     model = make_model_folder(tmp_path / "model", family=family)
     adapters = {str(seed): save_adapter(model, tmp_path / str(seed), seed) for seed in range(2)}
+    with LLM(model, multiprocess=False, **OPTIONS) as llm:
+        check_tokens(llm, model, prompts_and_adapters(adapters))
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("gemma4", ["q_proj", "k_proj", "o_proj"]),
+        ("gemma4-small", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
+    ],
+)
+def test_adapters_of_layers_with_few_keys_or_values(tmp_path: Path, name: str, targets: list[str]) -> None:
+    """Gemma 4's layers differ in their heads; some have no values of their own, or neither."""
+    model = make_model_folder(tmp_path / "model", **VARIANTS[name])
+    adapters = {
+        str(seed): save_adapter(model, tmp_path / str(seed), seed, target_modules=targets)
+        for seed in range(2)
+    }
     with LLM(model, multiprocess=False, **OPTIONS) as llm:
         check_tokens(llm, model, prompts_and_adapters(adapters))
 

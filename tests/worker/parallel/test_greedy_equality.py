@@ -11,7 +11,7 @@ from tests.worker.parallel.ranks import two_ranks
 
 pytestmark = pytest.mark.slow
 
-MORE_BLOCKS = {**dict.fromkeys(TWO_TABLES, 30), "llama4": 26}
+MORE_BLOCKS = {**dict.fromkeys(TWO_TABLES, 30), "llama4": 26, "gemma4": 44, "mimo-v2-flash": 44}
 """Blocks of models with several block tables."""
 SAMPLED = (
     SamplingParams(seed=1, max_tokens=12, ignore_eos=True),
@@ -40,6 +40,11 @@ SAMPLED = (
         "ministral3",
         "ernie4.5-moe",
         "mistral4",
+        "gemma4",
+        "gemma4-small",
+        "bamba",
+        "kimi-linear",
+        "mimo-v2-flash",
         "deepseek-v3.2",
         "glm-5",
         "seed-oss",

@@ -14,6 +14,7 @@ from engine.frontend.llm import LLM, engine_config
 from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from engine.worker.parallel.pipeline import PipelineStage
+from tests.worker.conftest import VARIANTS, ModelFolders
 from tests.worker.generation import Reference, random_tokens
 from tests.worker.random_loads import LoadDrawer, Oracle, wrong_answers
 from tests.worker.test_other_attention import saved
@@ -80,6 +81,49 @@ def test_layers_of_several_kinds_are_in_each_stage(name: str, tmp_path: Path) ->
     reference = Reference(folder)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert output.outputs[0].token_ids == reference.greedy(prompt, 16)
+
+
+SPLIT_IN_TWO: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "num_layers": 8,
+        "extra_config": {"layer_types": [*["sliding_attention"] * 2, *["full_attention"] * 2] * 2},
+    },
+    "glm-5": {},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPLIT_IN_TWO)
+def test_heads_and_indexers_that_differ_are_in_each_stage(name: str, tmp_path: Path) -> None:
+    """The layers of a stage keep their own heads, or share its indexers."""
+    variant, other = VARIANTS[name], SPLIT_IN_TWO[name]
+    extra = variant["extra_config"] | other.get("extra_config", {})
+    folder = make_model_folder(tmp_path, **(variant | other | {"extra_config": extra}))
+    prompts = [random_tokens(30 + 20 * i, seed=i) for i in range(3)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    options: dict[str, Any] = {"multiprocess": False, "device": "cpu", "block_size": 8, "max_model_len": 128}
+    with LLM(str(folder), pipeline_parallel_size=2, max_num_batched_tokens=32, **options) as llm:
+        outputs = llm.generate(prompts, greedy, use_tqdm=False)
+        llm.engine.check_invariants()
+    reference = Reference(folder)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.outputs[0].token_ids == reference.greedy(prompt, 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "sentence"),
+    [
+        ("gemma4-small", 2, "its layers attend to keys and values of others"),
+        ("glm-5", 4, "layer 1 would begin a stage, but it attends to the tokens that a layer before it"),
+    ],
+)
+def test_layers_that_need_others_stay_in_one_stage(
+    name: str, size: int, sentence: str, model_folders: ModelFolders
+) -> None:
+    """A stage never begins with a layer that needs a layer of another stage."""
+    folder = str(model_folders(name))
+    with pytest.raises(ConfigError, match=sentence):
+        LLM(folder, multiprocess=False, device="cpu", max_model_len=128, pipeline_parallel_size=size)
 
 
 @pytest.mark.parametrize(

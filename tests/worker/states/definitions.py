@@ -30,6 +30,8 @@ class Sizes:
     v_heads: int
     k_size: int
     v_size: int
+    by_channel: bool = False
+    """Whether each row of a state of the delta rule has its own decay."""
 
 
 SIZES = (
@@ -38,6 +40,8 @@ SIZES = (
     Sizes(3, 3, 20, 7),
     Sizes(1, 5, 128, 130),
     Sizes(2, 4, 128, 128),
+    Sizes(2, 6, 20, 7, by_channel=True),
+    Sizes(3, 3, 128, 130, by_channel=True),
 )
 
 
@@ -94,7 +98,7 @@ def delta_rule_by_definition(rule: DeltaRule, pool: torch.Tensor, batch: StateBa
         state = pool[source].double() if source else torch.zeros(pool.shape[1:], dtype=torch.float64)
         for _ in range(length):
             q_t, k_t, v_t, g_t, beta_t = next(tokens)
-            state = state * g_t.exp()[:, None, None]
+            state = state * (g_t.exp()[:, :, None] if g_t.dim() > 1 else g_t.exp()[:, None, None])
             delta = (v_t - torch.einsum("hkv,hk->hv", state, k_t)) * beta_t[:, None]
             state = state + k_t[:, :, None] * delta[:, None, :]
             outputs.append(torch.einsum("hkv,hk->hv", state, q_t))
@@ -159,11 +163,12 @@ def conv_inputs(
 def delta_rule_inputs(sizes: Sizes, batch: StateBatch, dtype: torch.dtype) -> Inputs:
     """Some tokens decay strongly, some hardly."""
     k_heads, v_heads, k_size, v_size = sizes.k_heads, sizes.v_heads, sizes.k_size, sizes.v_size
+    decays = (v_heads, k_size) if sizes.by_channel else (v_heads,)
     rule = DeltaRule(
         q=rows_of(batch, k_heads, k_size, dtype=dtype),
         k=rows_of(batch, k_heads, k_size, dtype=dtype),
         v=rows_of(batch, v_heads, v_size, dtype=dtype),
-        g=-torch.nn.functional.softplus(3 * rows_of(batch, v_heads, dtype=torch.float32)),
+        g=-torch.nn.functional.softplus(3 * rows_of(batch, *decays, dtype=torch.float32)),
         beta=rows_of(batch, v_heads, dtype=dtype).sigmoid(),
     )
     return rule, pool_of(batch, v_heads, k_size, v_size)

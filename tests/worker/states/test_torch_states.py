@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
+from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
 from transformers.models.qwen3_next.modeling_qwen3_next import (
     causal_conv1d_fn,
     torch_chunk_gated_delta_rule,
@@ -72,6 +73,19 @@ def expected_delta(each: Inputs) -> torch.Tensor:
     return output[0]
 
 
+def channel_inputs(n: int, generator: torch.Generator) -> Inputs:
+    heads = {name: random((n, V_HEADS, K_SIZE), generator) for name in ("q", "k")}
+    decays = -random((n, V_HEADS, K_SIZE), generator).exp()
+    return {**delta_inputs(n, generator), **heads, "g": decays}
+
+
+def expected_by_channel(each: Inputs) -> torch.Tensor:
+    q, k, v, g, beta = (each[name][None] for name in ("q", "k", "v", "g", "beta"))
+    output, _ = chunk_kimi_delta_attention(q, k, v, g, beta, use_qk_l2norm_in_kernel=True)
+    assert isinstance(output, torch.Tensor)
+    return output[0]
+
+
 def scan_inputs(n: int, generator: torch.Generator) -> Inputs:
     return {
         "x": random((n, HEADS, HEAD_SIZE), generator),
@@ -95,6 +109,12 @@ CASES = {
         delta_inputs,
         lambda each, pool, batch: gated_delta_rule(DeltaRule(**each), pool, batch),
         expected_delta,
+        (V_HEADS, K_SIZE, V_SIZE),
+    ),
+    "gated_delta_rule by channel": Case(
+        channel_inputs,
+        lambda each, pool, batch: gated_delta_rule(DeltaRule(**each), pool, batch),
+        expected_by_channel,
         (V_HEADS, K_SIZE, V_SIZE),
     ),
     "selective_scan": Case(

@@ -26,7 +26,8 @@ struct Experts {
     std::int64_t first, num_experts;  // those of this rank
     std::int64_t per_token;
     std::int64_t rounded;  // whether outputs are rounded once weighted, as torch does where weights are bf16
-    double alpha, limit;   // of a clamped gate; alpha 0: silu(gate) * up
+    double alpha, limit;   // of a clamped gate; alpha 0: silu(gate) * up, or with GELU
+    std::int64_t by_gelu;
 };
 
 // How experts are chosen; see engine/worker/models/routing.py.
@@ -235,7 +236,7 @@ class ExpertStep {
 
     Rows inner() const { return {buffers_.inner.data(), Layout::tiled(expert_size())}; }
 
-    // inner = silu(gate) * up, or (up + 1) * gate * sigmoid(alpha * gate), clamped
+    // inner = silu(gate) * up, or with GELU, or (up + 1) * gate * sigmoid(alpha * gate), clamped
     void compute_inner() const {
         const Layout layout = inner().layout;
         share_units(expert_size() / HALF_UNIT, [&](const ExpertRows& group, std::int64_t unit, std::int64_t own_unit) {
@@ -248,7 +249,7 @@ class ExpertStep {
     }
 
     HalfRow gated_inner(const HalfRow& gate, const HalfRow& up) const {
-        if (experts_.alpha == 0) return gated(gate, up);
+        if (experts_.alpha == 0) return gated(gate, up, experts_.by_gelu != 0);
         return gated_clamped(gate, up, static_cast<float>(experts_.alpha), static_cast<float>(experts_.limit));
     }
 

@@ -16,10 +16,14 @@ void run_states(const Arguments& arguments, const StateBatch& batch, std::int64_
 }  // namespace
 
 extern "C" void continuum_gated_delta_rule(const DeltaRule* rule, const StateBatch* batch, std::int64_t num_threads) {
-    if (rule->is_bf16)
-        run_states<DeltaRuleStep<Bf16>>(*rule, *batch, num_threads);
+    if (rule->is_bf16 && rule->by_channel)
+        run_states<DeltaRuleStep<Bf16, true>>(*rule, *batch, num_threads);
+    else if (rule->is_bf16)
+        run_states<DeltaRuleStep<Bf16, false>>(*rule, *batch, num_threads);
+    else if (rule->by_channel)
+        run_states<DeltaRuleStep<float, true>>(*rule, *batch, num_threads);
     else
-        run_states<DeltaRuleStep<float>>(*rule, *batch, num_threads);
+        run_states<DeltaRuleStep<float, false>>(*rule, *batch, num_threads);
 }
 
 extern "C" void continuum_selective_scan(const SelectiveScan* scan, const StateBatch* batch, std::int64_t num_threads) {

@@ -43,6 +43,7 @@ class ExpertsAddress(ctypes.Structure):
         ("rounded", ctypes.c_int64),
         ("alpha", ctypes.c_double),
         ("limit", ctypes.c_double),
+        ("by_gelu", ctypes.c_int64),
     )
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from engine.worker.models.families.granite import NAMES, chosen_softmax, scaled_shape
+from engine.worker.models.mixers.state_shapes import MambaShape
 from engine.worker.models.shape import DecoderShape, DenseShape, ExpertNames, MLPShape, SparseShape
-from engine.worker.models.state_shapes import MambaShape
 
 _EVERY_STEP = (0.0, math.inf)
 _EXPERT_NAMES = ExpertNames(joined_share=True)
@@ -25,21 +25,18 @@ def is_known_granite_hybrid(config: Any) -> bool:
     steps: transformers' decodes would ignore such bounds."""
     kinds = set(config.layer_types)
     known = {"linear_attention", "full_attention"}
-    is_bounded = tuple(config.time_step_limit or _EVERY_STEP) != _EVERY_STEP
-    return config.hidden_act == "silu" and "full_attention" in kinds and known >= kinds and not is_bounded
+    is_known = "full_attention" in kinds and known >= kinds
+    return config.hidden_act == "silu" and is_known and scans_every_step(config)
+
+
+def scans_every_step(config: Any) -> bool:
+    """Whether nothing bounds the time steps of Mamba layers."""
+    return tuple(config.time_step_limit or _EVERY_STEP) == _EVERY_STEP
 
 
 def granite_hybrid_shape(config: Any) -> DecoderShape:
     plain = scaled_shape(config)
-    mamba = MambaShape(
-        config.mamba_n_heads,
-        config.mamba_d_head,
-        config.mamba_n_groups,
-        config.mamba_d_state,
-        config.mamba_d_conv,
-        bool(config.mamba_conv_bias),
-        bool(config.mamba_proj_bias),
-    )
+    mamba = mamba_shape(config)
     states = tuple(mamba if kind == "linear_attention" else None for kind in config.layer_types)
     return replace(
         plain,
@@ -48,6 +45,18 @@ def granite_hybrid_shape(config: Any) -> DecoderShape:
         mlps=(_mlp_shape(config),) * plain.num_layers,
         has_rope=config.position_embedding_type == "rope",
         other_names=_OTHER_NAMES,
+    )
+
+
+def mamba_shape(config: Any) -> MambaShape:
+    return MambaShape(
+        config.mamba_n_heads,
+        config.mamba_d_head,
+        config.mamba_n_groups,
+        config.mamba_d_state,
+        config.mamba_d_conv,
+        bool(config.mamba_conv_bias),
+        bool(config.mamba_proj_bias),
     )
 
 

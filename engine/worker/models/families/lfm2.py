@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from engine.worker.models.mixers.state_shapes import ShortConvShape
 from engine.worker.models.shape import DecoderShape, DenseShape, ExpertNames, Routing, SparseShape
-from engine.worker.models.state_shapes import ShortConvShape
 
 _NAMES = (
     ("input_layernorm.", "operator_norm."),

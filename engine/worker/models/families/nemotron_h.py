@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from engine.worker.models.families.glm4_moe import sigmoid_routing
+from engine.worker.models.mixers.state_shapes import MambaShape
 from engine.worker.models.shape import (
     NO_ROPE,
     DecoderShape,
@@ -19,7 +20,6 @@ from engine.worker.models.shape import (
     MLPShape,
     SparseShape,
 )
-from engine.worker.models.state_shapes import MambaShape
 
 _MIXER = "mixer."
 _NAMES = (

@@ -8,9 +8,9 @@ from typing import Any
 
 from engine.worker.models.families.plain import has_attention_bias, plain_shape
 from engine.worker.models.families.qwen3_moe import experts_of_layers, softmax_routing
+from engine.worker.models.mixers.state_shapes import DeltaNetShape
 from engine.worker.models.rotary import rope_parameters
 from engine.worker.models.shape import DecoderShape, ExpertNames, MLPs, SparseShape
-from engine.worker.models.state_shapes import DeltaNetShape
 
 _NAMES = ExpertNames(shared="shared_expert")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from engine.worker.models.families.arcee import arcee_shape, is_known_arcee
+from engine.worker.models.families.bamba import bamba_shape, is_known_bamba
 from engine.worker.models.families.deepseek_v2 import (
     deepseek_v2_shape,
     is_known_deepseek_v2,
@@ -24,6 +25,7 @@ from engine.worker.models.families.exaone4 import exaone4_shape
 from engine.worker.models.families.exaone_moe import exaone_moe_shape
 from engine.worker.models.families.gemma2 import gemma2_shape, is_known_gemma
 from engine.worker.models.families.gemma3 import gemma3_shape
+from engine.worker.models.families.gemma4 import gemma4_shape, is_known_gemma4
 from engine.worker.models.families.glm4 import glm4_shape
 from engine.worker.models.families.glm4_moe import glm4_moe_shape
 from engine.worker.models.families.glm4_moe_lite import glm4_moe_lite_shape, is_known_glm4_moe_lite
@@ -31,6 +33,7 @@ from engine.worker.models.families.gpt_oss import gpt_oss_shape
 from engine.worker.models.families.granite import granite_moe_shape, granite_shape
 from engine.worker.models.families.granitemoehybrid import granite_hybrid_shape, is_known_granite_hybrid
 from engine.worker.models.families.hy_v3 import hy_v3_shape, is_known_hy_v3
+from engine.worker.models.families.kimi_linear import is_known_kimi_linear, kimi_linear_shape
 from engine.worker.models.families.lfm2 import (
     is_known_lfm2,
     is_known_lfm2_moe,
@@ -40,6 +43,7 @@ from engine.worker.models.families.lfm2 import (
 from engine.worker.models.families.llama import llama_shape
 from engine.worker.models.families.llama4 import is_known_llama4, llama4_shape
 from engine.worker.models.families.mellum import mellum_shape
+from engine.worker.models.families.mimo_v2_flash import is_known_mimo_v2, mimo_v2_shape
 from engine.worker.models.families.minimax_m2 import minimax_m2_shape
 from engine.worker.models.families.ministral3 import is_known_ministral3, ministral3_shape
 from engine.worker.models.families.mistral import mistral_shape
@@ -89,6 +93,7 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "phi3": phi3_shape,
     "mixtral": mixtral_shape,
     "minimax_m2": minimax_m2_shape,
+    "mimo_v2_flash": mimo_v2_shape,
     "hy_v3": hy_v3_shape,
     "exaone_moe": exaone_moe_shape,
     "mellum": mellum_shape,
@@ -98,13 +103,16 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "gpt_oss": gpt_oss_shape,
     "granitemoehybrid": granite_hybrid_shape,
     "nemotron_h": nemotron_h_shape,
+    "bamba": bamba_shape,
     "lfm2": lfm2_shape,
     "lfm2_moe": lfm2_moe_shape,
+    "kimi_linear": kimi_linear_shape,
     "qwen3_next": qwen3_next_shape,
     "qwen3_5_text": qwen3_next_shape,
     "qwen3_5_moe_text": qwen3_next_shape,
     "gemma2": gemma2_shape,
     "gemma3_text": gemma3_shape,
+    "gemma4_text": gemma4_shape,
     "deepseek_v2": deepseek_v2_shape,
     "deepseek_v3": deepseek_v3_shape,
     "glm4_moe_lite": glm4_moe_lite_shape,
@@ -117,6 +125,7 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
 _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "gemma2": is_known_gemma,
     "gemma3_text": is_known_gemma,
+    "gemma4_text": is_known_gemma4,
     "deepseek_v2": is_known_deepseek_v2,
     "deepseek_v3": is_known_deepseek_v3,
     "glm4_moe_lite": is_known_glm4_moe_lite,
@@ -131,15 +140,19 @@ _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "llama4_text": is_known_llama4,
     "granitemoehybrid": is_known_granite_hybrid,
     "nemotron_h": is_known_nemotron_h,
+    "bamba": is_known_bamba,
+    "kimi_linear": is_known_kimi_linear,
+    "mimo_v2_flash": is_known_mimo_v2,
     "lfm2": is_known_lfm2,
     "lfm2_moe": is_known_lfm2_moe,
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), is_known_qwen3_next),
 }
 """Checks for families whose configs may request more than their module supports."""
-_SEVERAL_ROPES = frozenset({"gemma3_text", "mellum", "olmo3"})
+_SEVERAL_ROPES = frozenset({"gemma3_text", "gemma4_text", "mellum", "mimo_v2_flash", "olmo3"})
 _PARTIAL_ROPE = frozenset(
     {
-        *("glm4", "glm4_moe", "phi3", "minimax_m2", "mistral4"),
+        *("glm4", "glm4_moe", "phi3", "minimax_m2", "mistral4", "gemma4_text"),
+        *("bamba", "mimo_v2_flash"),
         *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     }
 )

@@ -15,7 +15,7 @@ from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.chosen_latents import IndexQueries, LatentChoice
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.builder import Builder
-from engine.worker.models.latent_indexer import LatentIndexer
+from engine.worker.models.mixers.latent_indexer import LatentIndexer
 from engine.worker.models.rotary import rotate
 from engine.worker.models.shape import DecoderShape, IndexShape, LatentShape
 

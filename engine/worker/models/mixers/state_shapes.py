@@ -124,4 +124,37 @@ class ShortConvShape:
         return (StatePart((self.num_channels, self.conv_width - 1), dtype),)
 
 
-StateShape = DeltaNetShape | MambaShape | ShortConvShape
+@dataclass(frozen=True, slots=True)
+class KimiDeltaShape:
+    """Kimi Delta Attention; see ``KimiDelta``."""
+
+    num_heads: int
+    head_size: int
+    conv_width: int
+
+    def of_rank(self, num_ranks: int) -> KimiDeltaShape:
+        """The shape of each rank's part. ConfigError if it cannot be split that way."""
+        return replace(
+            self, num_heads=split("number of heads of linear attention,", self.num_heads, num_ranks)
+        )
+
+    @property
+    def heads_size(self) -> int:
+        """The size of all heads of a token."""
+        return self.num_heads * self.head_size
+
+    @property
+    def conv_size(self) -> int:
+        """The channels of the convolution: queries, keys and values."""
+        return 3 * self.heads_size
+
+    def state_parts(self, dtype: torch.dtype) -> tuple[StatePart, ...]:
+        """The state per sequence of a model of ``dtype``."""
+        recurrent = (self.num_heads, self.head_size, self.head_size)
+        return (
+            StatePart((self.conv_size, self.conv_width - 1), dtype),
+            StatePart(recurrent, torch.float32),
+        )
+
+
+StateShape = DeltaNetShape | MambaShape | ShortConvShape | KimiDeltaShape

@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import rms_norm
 
-from engine.worker.models.attention import SelfAttention
 from engine.worker.models.builder import Builder
+from engine.worker.models.mixers.attention import SelfAttention
 from engine.worker.models.rotary import rotate
 from engine.worker.models.shape import NO_ROPE, DecoderShape, MixedRope
 

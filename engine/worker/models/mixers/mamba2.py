@@ -7,9 +7,9 @@ import torch
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.loading.tensor_part import Section, SectionedPart, TensorPart
 from engine.worker.models.builder import Builder
+from engine.worker.models.mixers.state_layers import StateLayer, gated
+from engine.worker.models.mixers.state_shapes import MambaShape
 from engine.worker.models.shape import DecoderShape
-from engine.worker.models.state_layers import StateLayer, gated
-from engine.worker.models.state_shapes import MambaShape
 from engine.worker.states.operations import Convolution, Scan
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.loading.tensor_part import Section, SectionedPart, TensorPart
@@ -26,23 +27,21 @@ class SelfAttention(nn.Module):
         hidden = shape.hidden_size
         self.queries_size = shape.query_size * (2 if shape.output_gate else 1)
         """The number of outputs of ``qkv`` before the keys."""
-        self.qkv = build.linear(hidden, self.queries_size + 2 * shape.kv_size, shape.qkv_bias)
-        q_size, k_size = shape.head_dim, shape.head_dim
-        if shape.norms_all_heads:
-            q_size, k_size = shape.query_size, shape.kv_size
+        outputs = self.queries_size + shape.kv_size + shape.values_size
+        self.qkv = build.linear(hidden, outputs, shape.qkv_bias)
+        q_size = shape.query_size if shape.norms_all_heads else shape.head_dim
+        k_size = shape.kv_size if shape.norms_all_heads else shape.head_dim
         self.q_norm = build.parameter(q_size) if shape.qk_norm else None
         self.k_norm = build.parameter(k_size) if shape.qk_norm else None
         self.sinks = build.parameter(shape.num_heads, dtype=torch.float32) if shape.sinks else None
-        self.output = build.row_parallel(shape.query_size, hidden, shape.output_bias)
+        self.output = build.row_parallel(shape.attended_size, hidden, shape.output_bias)
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
     ) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
         shape = self.shape
-        heads = self.qkv(x).view(len(x), -1, shape.head_dim)
-        qk = heads[:, : -shape.num_kv_heads]
-        v = heads[:, -shape.num_kv_heads :]
+        qk, v = self._split(self.qkv(x))
         gate = None
         if shape.output_gate:
             pairs = 2 * shape.num_heads
@@ -60,10 +59,24 @@ class SelfAttention(nn.Module):
             soft_cap=shape.attention_cap,
             sinks=self.sinks,
         )
+        if shape.value_dim:
+            attended = attended[..., : shape.value_dim]
         if gate is not None:
             attended = attended * gate.sigmoid()
         output: torch.Tensor = self.output(attended.flatten(1))
         return output
+
+    def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries, with gates, and keys [num_tokens, heads, head_dim], and values [num_tokens, num_kv_heads,
+        head_dim]."""
+        shape = self.shape
+        if not shape.value_dim:
+            heads = qkv.view(len(qkv), -1, shape.head_dim)
+            return heads[:, : -shape.num_kv_heads], heads[:, -shape.num_kv_heads :]
+        qk, v = torch.split(qkv, [self.queries_size + shape.kv_size, shape.values_size], dim=-1)
+        values = v.view(len(v), shape.num_kv_heads, shape.value_dim) * shape.value_scale
+        padded = pad(values, (0, shape.head_dim - shape.value_dim))
+        return qk.view(len(qk), -1, shape.head_dim), padded
 
     def _positioned(self, qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Apply norms and rope to queries and keys, and let queries grow. qk [num_tokens, num_heads +
@@ -116,12 +129,13 @@ class SelfAttention(nn.Module):
             parts["k_norm.weight"] = TensorPart(self.k_norm, 0, *((kv_index, kv_count) if of_all else ()))
         for kind, qkv in self.qkv.named_parameters():
             if shape.joined_qkv:
-                of_kv = Section(shape.kv_size, kv_index, kv_count)
-                sections = (Section(self.queries_size, rank, size), of_kv, of_kv)
+                of_keys = Section(shape.kv_size, kv_index, kv_count)
+                of_values = Section(shape.values_size, kv_index, kv_count)
+                sections = (Section(self.queries_size, rank, size), of_keys, of_values)
                 part = TensorPart(qkv) if size == 1 else SectionedPart.of(qkv, sections)
                 parts[f"qkv_proj.{kind}"] = part
                 continue
-            q, k, v = torch.split(qkv, [self.queries_size, shape.kv_size, shape.kv_size])
+            q, k, v = torch.split(qkv, [self.queries_size, shape.kv_size, shape.values_size])
             parts[f"q_proj.{kind}"] = TensorPart(q, 0, rank, size)
             parts[f"k_proj.{kind}"] = TensorPart(k, 0, kv_index, kv_count)
             parts[f"v_proj.{kind}"] = TensorPart(v, 0, kv_index, kv_count)

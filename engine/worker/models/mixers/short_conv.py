@@ -8,9 +8,9 @@ import torch
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.loading.tensor_part import Section, SectionedPart, TensorPart
 from engine.worker.models.builder import Builder
+from engine.worker.models.mixers.state_layers import StateLayer
+from engine.worker.models.mixers.state_shapes import ShortConvShape
 from engine.worker.models.shape import DecoderShape
-from engine.worker.models.state_layers import StateLayer
-from engine.worker.models.state_shapes import ShortConvShape
 from engine.worker.states.operations import Convolution
 
 

@@ -10,9 +10,9 @@ from torch.nn.functional import rms_norm, softplus
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.loading.tensor_part import Section, SectionedPart, TensorPart
 from engine.worker.models.builder import Builder
+from engine.worker.models.mixers.state_layers import StateLayer, gated
+from engine.worker.models.mixers.state_shapes import DeltaNetShape
 from engine.worker.models.shape import DecoderShape
-from engine.worker.models.state_layers import StateLayer, gated
-from engine.worker.models.state_shapes import DeltaNetShape
 from engine.worker.states.operations import Convolution, DeltaRule
 
 

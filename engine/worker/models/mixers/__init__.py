@@ -1,0 +1,1 @@
+"""Modules that mix the tokens of a sequence in a layer: attention, or one with a state instead."""
