@@ -602,6 +602,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
         },
     },
+    "nemotron-h-latents": {
+        "family": "nemotron_h",
+        "extra_config": {
+            **_NEMOTRON,
+            "moe_latent_size": 48,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "linear_attention"],
+        },
+    },
     "nemotron-h-dense": {
         "family": "nemotron_h",
         "intermediate_size": 48,
@@ -685,7 +693,7 @@ TWO_TABLES = (
 """Models that have windows in some layers."""
 WITH_STATES = (
     *("qwen3-next", "qwen3.5", "qwen3.5-moe", "granite4", "granite4-dense"),
-    *("nemotron-h", "nemotron-h-dense", "lfm2", "lfm2-moe", "bamba"),
+    *("nemotron-h", "nemotron-h-latents", "nemotron-h-dense", "lfm2", "lfm2-moe", "bamba"),
     "kimi-linear",
 )
 """Models that have layers with states."""

@@ -197,7 +197,10 @@ class MixtureOfExperts(nn.Module):
         self._group = build.group
         self.router = Router(hidden_size, shape.routing, build)
         kind = SquaredExperts if shape.squared else Experts
-        self.experts: nn.Module = kind(hidden_size, _of_experts(shape), build)
+        self.experts: nn.Module = kind(shape.latent_size or hidden_size, _of_experts(shape), build)
+        latent = shape.latent_size
+        self.to_latent = build.linear(hidden_size, latent, bias=False) if latent else None
+        self.from_latent = build.linear(latent, hidden_size, bias=False) if latent else None
         self.shared = _shared_mlp(hidden_size, shape, build) if shape.shared_size else None
         self.share = build.parameter(1, hidden_size) if shape.gated_share else None
 
@@ -206,6 +209,8 @@ class MixtureOfExperts(nn.Module):
 
         Every rank has all tokens, so ranks exchange only the sum of their experts' outputs.
         """
+        if self.to_latent is not None:
+            return self.mixed_by(self._mix_latents, x)
         return self.mixed_by(self._mix_scaled if self.shape.routing.scales_input else self.experts, x)
 
     def mixed_by(self, mix: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -216,6 +221,13 @@ class MixtureOfExperts(nn.Module):
         rows = self._group.peers.gather(x)
         mixed = self._group.peers.own_sum(mix(rows, *self.router(rows)))
         return self._add_up(mixed, x) if len(x) else mixed
+
+    def _mix_latents(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The output of experts that read latents. That of a rank's experts is mapped before ranks add up."""
+        assert self.to_latent is not None
+        assert self.from_latent is not None
+        output: torch.Tensor = self.from_latent(self.experts(self.to_latent(x), experts, weights))
+        return output
 
     def _mix_scaled(self, x: torch.Tensor, experts: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
         """The sum of the outputs of each token's experts, each of which reads its own multiple of x."""
@@ -257,6 +269,9 @@ class MixtureOfExperts(nn.Module):
         if self.shared is not None:
             shared = self.shared.checkpoint_parts()
             parts |= {f"{prefix}{names.shared}.{name}": part for name, part in shared.items()}
+        if self.to_latent is not None and self.from_latent is not None:
+            parts[f"{prefix}fc1_latent_proj.weight"] = TensorPart(self.to_latent.weight)
+            parts[f"{prefix}fc2_latent_proj.weight"] = TensorPart(self.from_latent.weight)
         if self.share is not None:
             parts[f"{prefix}{names.shared}_gate.weight"] = TensorPart(self.share)
         return parts

@@ -102,6 +102,8 @@ class SparseShape:
     """None: experts without biases, ``silu(gate) * up``, all gates before all ups."""
     squared: bool = False
     """Whether experts, and the shared one, have no gate: ``down(relu(up) ** 2)``."""
+    latent_size: int = 0
+    """The numbers of a token that experts read and write, between two linears; 0: its hidden state."""
     by_gelu: bool = False
     """Whether an expert's gate goes through the tanh form of GELU; otherwise through SiLU."""
     gated_share: bool = False

@@ -163,7 +163,7 @@ def test_through_transformers_they_are_refused(name: str, model_folders: ModelFo
         ("granite4", {"time_step_limit": [0.01, 0.5]}),
         ("granite4", {"layer_types": ["mamba"] * 4}),
         ("qwen3-next", {"hidden_act": "gelu"}),
-        ("nemotron-h", {"moe_latent_size": 32}),
+        ("nemotron-h", {"sliding_window": 16}),
         ("nemotron-h", {"mlp_hidden_act": "silu"}),
         ("lfm2-moe", {"use_expert_bias": False}),
     ],

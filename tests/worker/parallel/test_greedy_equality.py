@@ -65,6 +65,7 @@ SAMPLED = (
         "youtu",
         "nemotron-h",
         "nemotron-h-dense",
+        "nemotron-h-latents",
         "lfm2",
         "lfm2-moe",
     ],

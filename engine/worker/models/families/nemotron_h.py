@@ -1,4 +1,4 @@
-"""Nemotron-H and Nemotron 3 Nano: layers of one kind each, Mamba-2, attention without positions, an MLP or
+"""Nemotron-H and Nemotron 3: layers of one kind each, Mamba-2, attention without positions, an MLP or
 experts, both with squares in place of gates. The layers for multi-token prediction are not used.
 
 Time steps have no lower bound, as in NVIDIA's own code; transformers bounds those of prompts, but not those
@@ -32,14 +32,13 @@ _KINDS = {"linear_attention", "full_attention", "mlp", "moe"}
 
 def is_known_nemotron_h(config: Any) -> bool:
     """Whether some layers attend, all are of known kinds, time steps are unbounded, and experts have no
-    biases and read the hidden states themselves."""
+    biases."""
     kinds = set(config.layers_block_type)
     limits = tuple(config.time_step_limit or _EVERY_STEP)
     return (
         "full_attention" in kinds
         and kinds <= _KINDS
         and (config.mlp_hidden_act, config.mamba_hidden_act) == ("relu2", "silu")
-        and config.moe_latent_size is None
         and limits == _EVERY_STEP
         and not (config.mlp_bias and "moe" in kinds)
         and not config.residual_in_fp32
@@ -89,4 +88,5 @@ def _sparse(config: Any) -> SparseShape:
         config.moe_shared_expert_intermediate_size,
         names=ExpertNames(_MIXER),
         squared=True,
+        latent_size=config.moe_latent_size or 0,
     )
