@@ -101,7 +101,7 @@ def load_model(
         config = _with_tied_head(config)
     plan = LoadPlan(options, folder, config, device, dtype, weight_format, group, headless)
     native = _wants_native(plan)
-    _check_quantization(plan, native)
+    _check_quantization(plan)
     _check_parallelism(plan, native)
     if options.enable_return_routed_experts:
         _check_experts("enable_return_routed_experts", plan, native)
@@ -131,18 +131,13 @@ def _wants_native(plan: LoadPlan) -> bool:
     return fits and plan.options.model_impl != "transformers"
 
 
-def _check_quantization(plan: LoadPlan, native: bool) -> None:
+def _check_quantization(plan: LoadPlan) -> None:
     wanted = plan.options.quantization
     if wanted is None:
         return
     if plan.device.type != "cpu":
         raise ConfigError(
             f"quantization: {wanted} is supported on CPUs only, and device is {plan.device.type}."
-        )
-    if not native:
-        raise ConfigError(
-            f"quantization: {wanted} needs a model with a native implementation; "
-            f"{plan.architecture} runs through transformers."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,14 +13,18 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from engine.errors import ModelLoadError
-from engine.worker.loading.checkpoint import check_fits
+from engine.errors import ConfigError, ModelLoadError
+from engine.worker.loading.checkpoint import Checkpoint, check_fits
 from engine.worker.loading.dequantization import LateTensor, log_dequantization_of_all
 from engine.worker.loading.formats.stored_tensor import TensorFiles
 from engine.worker.loading.load_plan import LoadPlan, check_memory
 from engine.worker.loading.model_folder import read_by_transformers
+from engine.worker.memory import use_huge_pages
 from engine.worker.models.base import CausalModel
+from engine.worker.models.replacements import choose_replacements
 from engine.worker.models.transformers_model import TransformersModel
+
+logger = logging.getLogger(__name__)
 
 
 def load_transformers(plan: LoadPlan) -> CausalModel:
@@ -32,19 +37,59 @@ def load_transformers(plan: LoadPlan) -> CausalModel:
         parameters = {name for name, _ in model.skeleton.named_parameters()}
         checkpoint.check_types(parameters | checkpoint.float_names(), plan.dtype)
     check_memory(model.skeleton, plan)
+    if plan.options.quantization is not None:
+        _check_quantizable(plan, model)
+    if plan.weight_format is not None and checkpoint is not None:
+        log_dequantization_of_all(plan, checkpoint)
+    loaded = _load(plan, model, checkpoint)
+    model.attach(loaded)
+    if plan.device.type == "cpu" and not _replace_modules(plan, model, loaded):
+        del loaded
+        model.attach(_load(plan, model, checkpoint))
+    return model
+
+
+def _load(plan: LoadPlan, model: TransformersModel, checkpoint: Checkpoint | None) -> PreTrainedModel:
     with no_progress_bars(), TensorFiles() as files:
         if checkpoint is None:
             loaded = _random_transformers(plan, model)
         elif plan.weight_format is None:
             loaded = _pretrained(plan, model, plan.folder, None)
         else:
-            log_dequantization_of_all(plan, checkpoint)
             late = {
                 name: LateTensor(tensor, files, plan.dtype) for name, tensor in checkpoint.tensors.items()
             }
             loaded = _pretrained(plan, model, None, late)
-    model.attach(loaded.to(plan.device))  # type: ignore[arg-type]
-    return model
+    moved: PreTrainedModel = loaded.to(plan.device)  # type: ignore[arg-type]
+    return moved
+
+
+def _check_quantizable(plan: LoadPlan, model: TransformersModel) -> None:
+    """Raise ConfigError for weights that are no linears': they would stay as they are."""
+    for name, parameter in model.skeleton.named_parameters():
+        if parameter.dim() > 2:
+            raise ConfigError(
+                f"quantization: {plan.options.quantization} needs a model whose weights are those of "
+                f"linears, or a native implementation; {plan.architecture} has {name}."
+            )
+
+
+def _replace_modules(plan: LoadPlan, model: TransformersModel, loaded: PreTrainedModel) -> bool:
+    """Replace linears by packed or quantized ones, and norms; returns whether the model's code runs with
+    them. Raises ModelLoadError if it must, to be quantized."""
+    quantization = plan.options.quantization
+    may_compile = plan.options.attention_backend == "auto"
+    like = torch.empty(0, dtype=plan.dtype)
+    replacements = choose_replacements(loaded, model.head_dim, like, quantization, may_compile)
+    try:
+        model.replace_modules(replacements, quantized=quantization is not None)
+    except ModelLoadError as error:
+        if quantization is not None:
+            raise
+        logger.info("transformers' own modules are used: %s", error)
+        return False
+    use_huge_pages(loaded.buffers())
+    return True
 
 
 def _pretrained(

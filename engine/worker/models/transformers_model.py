@@ -16,6 +16,8 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedCon
 
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.models.base import cannot_be_served, layer_windows
+from engine.worker.models.faster_modules import replace_linears, replace_norms
+from engine.worker.models.replacements import Replacements
 from engine.worker.models.trial_masks import TrialMasks
 
 _numbers = itertools.count()
@@ -28,6 +30,13 @@ _WITHOUT_BEARING = frozenset(
 )
 """Arguments of the attention interface that add nothing to the mask; dropout is for training. Any other
 argument that ``TransformersModel`` does not name changes the result of attention, or may."""
+
+
+_TRIAL_ERRORS = (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NameError)
+_PACKED = 0.05
+_QUANTIZED = 0.5
+"""The most by which replaced modules may change the logits of a trial run, as a share of their length: by
+bf16 sums in another order, or by weights in 4 bits. A model that runs wrongly changes them altogether."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,21 @@ class TransformersModel:
         self._model = model.requires_grad_(False)
         model.train(False)
         self.num_layers, self.num_kv_heads, self.head_dim = self._probe(model)
+
+    def replace_modules(self, replacements: Replacements, *, quantized: bool) -> None:
+        """Replace linears and norms of the attached model. Raises ModelLoadError if its code does not run
+        with them, or gives other logits in a trial run; it must then be loaded again."""
+        assert self._model is not None, "attach() comes first"
+        before = self._trial(self._model)
+        replace_norms(self._model)
+        replace_linears(self._model, replacements, quantized=quantized)
+        try:
+            after = self._trial(self._model)
+        except _TRIAL_ERRORS as error:
+            raise cannot_be_served(self._config, f"replaced modules end in {type(error).__name__}") from error
+        tolerance = _QUANTIZED if quantized else _PACKED
+        if not (after - before).norm() <= tolerance * before.norm():
+            raise cannot_be_served(self._config, "replaced modules change its logits")
 
     def forward(
         self,
@@ -171,13 +195,18 @@ class TransformersModel:
             raise cannot_be_served(self._config, _NO_INTERFACE)
         return model
 
+    def _trial(self, model: PreTrainedModel) -> torch.Tensor:
+        """The logits of two tokens, with zeros for the output of attention, whose calls it records."""
+        self._probes = []
+        tokens = torch.arange(2, device=model.device)
+        with torch.inference_mode(), self._masks.made_for(self.attention_name):
+            return self._logits(model, tokens, tokens, tokens).float()
+
     def _probe(self, model: PreTrainedModel) -> tuple[int, int, int]:
         """Return (num_layers, num_kv_heads, head_dim), as seen by the attention in a run over two tokens."""
-        tokens = torch.arange(2, device=model.device)
         try:
-            with torch.inference_mode(), self._masks.made_for(self.attention_name):
-                self._logits(model, tokens, tokens, tokens[:1])
-        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NameError) as error:
+            self._trial(model)
+        except _TRIAL_ERRORS as error:
             raise cannot_be_served(self._config, f"a trial run failed with {type(error).__name__}") from error
         probes = self._probes
         self._probes = []

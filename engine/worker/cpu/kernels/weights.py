@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from torch import nn
 
 from engine.worker.cpu.kernels.library import KernelUnavailable, load_library, typed
 from engine.worker.memory import empty_pages
@@ -84,9 +83,13 @@ class CompiledGemm:
 
     def __call__(self, x: torch.Tensor, weight: WeightAddress) -> torch.Tensor:
         """x [n, inputs], bf16 -> [n, outputs]"""
-        rows = nn.functional.pad(x, (0, 0, 0, -len(x) % _TILE_ROWS)).contiguous()
-        output = x.new_empty(len(x), weight.num_outputs)
-        self._multiply(weight, rows.data_ptr(), len(x), output.data_ptr(), torch.get_num_threads())
+        num_rows = len(x)
+        rows = x.contiguous()
+        if num_rows % _TILE_ROWS:  # the kernels read whole tiles; what is in their last rows is of no use
+            rows = x.new_empty(num_rows + -num_rows % _TILE_ROWS, x.shape[1])
+            rows[:num_rows] = x
+        output = x.new_empty(num_rows, weight.num_outputs)
+        self._multiply(weight, rows.data_ptr(), num_rows, output.data_ptr(), torch.get_num_threads())
         return output
 
     def mix_experts(

@@ -1,0 +1,136 @@
+"""Replaces modules of a model of transformers by faster ones: linears by packed or quantized ones, RMS norms
+by one operation. Knows no architecture."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import cast
+
+import torch
+from torch import nn
+from torch.nn.functional import rms_norm
+from transformers import PreTrainedModel
+
+from engine.worker.models.linears import AnyEmbedding, Embedding
+from engine.worker.models.replacements import Replacements
+
+_ROUTERS = frozenset({"gate", "router"})
+"""Names of linears that choose experts, which are not quantized."""
+
+
+_ROUNDING = 2.0**-7
+"""The most by which a norm may differ, as a share of its length: bf16 numbers, rounded twice."""
+_EPSILONS = ("variance_epsilon", "eps")
+"""Names of the number that an RMS norm adds."""
+
+
+class RowsLinear(nn.Module):
+    """Gives a linear over rows the inputs of any shape that transformers passes."""
+
+    def __init__(self, rows: nn.Module) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in_features] -> [..., out_features]"""
+        output: torch.Tensor = self._rows(x.reshape(-1, x.shape[-1]))
+        return output.view(*x.shape[:-1], output.shape[-1])
+
+
+class _Table(nn.Module):
+    """Gives an embedding ids of any shape."""
+
+    def __init__(self, table: AnyEmbedding) -> None:
+        super().__init__()
+        self.table = table
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [...] -> [..., width]"""
+        return self.table(ids.flatten()).view(*ids.shape, -1)
+
+
+class _TiedHead(nn.Module):
+    """A head over the vectors of an embedding."""
+
+    def __init__(self, table: AnyEmbedding) -> None:
+        super().__init__()
+        self._table = table
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., width] -> [..., num_vectors]"""
+        return self._table.logits(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+
+def replace_linears(model: PreTrainedModel, replacements: Replacements, *, quantized: bool) -> None:
+    """Replace the linears of a model and its head, one by one: at most one weight is in memory twice. Linears
+    whose weight other modules have, too, stay, except a head that is tied to its embedding."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    dtype = model.dtype
+    _replace_tied_head(model, replacements)
+    users = Counter(id(module.weight) for module in model.modules() if isinstance(module, nn.Linear))
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is not nn.Linear or child.weight.dtype != dtype or users[id(child.weight)] > 1:
+                continue
+            if quantized and name in _ROUTERS:
+                continue
+            replace = replacements.head if child is head else replacements.linear
+            rows = replace(child)
+            if rows is not child:
+                setattr(parent, name, RowsLinear(rows))
+
+
+class _Norm(nn.Module):
+    """An RMS norm in one operation."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self._eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size] -> the same shape"""
+        return rms_norm(x, self.weight.shape, self.weight, self._eps)
+
+
+@torch.inference_mode()
+def replace_norms(model: PreTrainedModel) -> None:
+    """Replace those modules that compute an RMS norm of numbers drawn at random, up to rounding."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            norm = _as_norm(child)
+            if norm is not None:
+                setattr(parent, name, norm)
+
+
+def _as_norm(module: nn.Module) -> _Norm | None:
+    eps = next((getattr(module, name) for name in _EPSILONS if hasattr(module, name)), None)
+    weights = dict(module.named_parameters())
+    weight = weights.get("weight")
+    if not isinstance(eps, float) or weight is None or len(weights) > 1 or weight.dim() != 1:
+        return None
+    norm = _Norm(weight.data, eps)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((4, len(weight)), generator=generator).to(weight.dtype)
+    expected = module(x)
+    found = norm(x)
+    is_one = expected.dtype == found.dtype and (expected - found).norm() <= _ROUNDING * expected.norm()
+    return norm if is_one else None
+
+
+def _replace_tied_head(model: PreTrainedModel, replacements: Replacements) -> None:
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    plain = model.get_input_embeddings()
+    is_known = type(head) is nn.Linear and type(plain) is nn.Embedding
+    if not is_known or head.weight is not plain.weight or head.bias is not None:
+        return
+    table = replacements.table(Embedding(plain.weight))
+    if isinstance(table, Embedding):
+        return
+    of_head = cast("AnyEmbedding", table)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child is plain:
+                setattr(parent, name, _Table(of_head))
+            elif child is head:
+                setattr(parent, name, _TiedHead(of_head))
