@@ -47,7 +47,11 @@ def loaded(folder: Path) -> TransformersModel:
 @pytest.mark.parametrize("quantization", NEAR)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_answers_are_as_probable(name: str, quantization: str | None, tmp_path: Path) -> None:
-    folder = made(tmp_path, **FAMILIES[name])
+    check_probable(made(tmp_path, **FAMILIES[name]), quantization)
+
+
+def check_probable(folder: Path, quantization: str | None) -> None:
+    """Asserts that the tokens of an answer are about as probable as with transformers in fp32."""
     options: dict[str, Any] = {"multiprocess": False, "device": "cpu", "max_model_len": 128}
     with LLM(str(folder), model_impl="transformers", quantization=quantization, **options) as llm:
         (output,) = llm.generate([PROMPT], LOGPROBS, use_tqdm=False)
@@ -112,10 +116,26 @@ def test_a_norm_that_centers_is_no_rms_norm(tmp_path: Path) -> None:
     assert isinstance(module[0], ShiftedRMSNorm)
 
 
-def test_experts_are_not_quantized(tmp_path: Path) -> None:
-    """Weights that are no linears' would stay in 16 bits: that is said."""
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_experts_are_ours(quantization: str | None, tmp_path: Path) -> None:
+    """Packed, or quantized, they are chosen and weighted by the model's own router."""
+    if compiled_gemm(32, torch.device("cpu"), torch.bfloat16) is None:
+        pytest.skip("there is no compiled GEMM: it needs a compiler and a CPU with AVX512_BF16")
+    folder = made(tmp_path, family="qwen3_moe", extra_config=EXPERTS)
+    check_probable(folder, quantization)
+    model = loaded(folder)._model
+    assert model is not None
+    kinds = [type(module).__name__ for module in model.modules()]
+    assert kinds.count("RoutedExperts") == kinds.count("PackedExperts") == 2
+
+
+def test_other_weights_are_not_quantized(tmp_path: Path) -> None:
+    """Weights that would stay in 16 bits are named."""
     folder = make_model_folder(tmp_path)  # for its tokenizer
-    fields = {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
-    saved(folder, "olmoe", **fields)
-    with pytest.raises(ConfigError, match="int8 needs a model whose weights are those of linears"):
-        load_model(ModelConfig(model=str(folder), quantization="int8", max_model_len=128))
+    saved(folder, "gpt_oss", num_local_experts=4, num_key_value_heads=2)
+    options: dict[str, Any] = {"quantization": "int8", "model_impl": "transformers", "max_model_len": 128}
+    with pytest.raises(ConfigError, match=r"has model.layers.0.mlp.experts.gate_up_proj\.$"):
+        load_model(ModelConfig(model=str(folder), **options))

@@ -21,6 +21,7 @@ from engine.worker.loading.load_plan import LoadPlan, check_memory
 from engine.worker.loading.model_folder import read_by_transformers
 from engine.worker.memory import use_huge_pages
 from engine.worker.models.base import CausalModel
+from engine.worker.models.faster_modules import are_known_experts
 from engine.worker.models.replacements import choose_replacements
 from engine.worker.models.transformers_model import TransformersModel
 
@@ -65,12 +66,14 @@ def _load(plan: LoadPlan, model: TransformersModel, checkpoint: Checkpoint | Non
 
 
 def _check_quantizable(plan: LoadPlan, model: TransformersModel) -> None:
-    """Raise ConfigError for weights that are no linears': they would stay as they are."""
-    for name, parameter in model.skeleton.named_parameters():
-        if parameter.dim() > 2:
+    """Raise ConfigError for weights that are neither linears' nor experts' of a known kind: they would stay
+    as they are."""
+    for owner, module in model.skeleton.named_modules():
+        others = [name for name, each in module.named_parameters(recurse=False) if each.dim() > 2]
+        if others and not are_known_experts(module):
             raise ConfigError(
                 f"quantization: {plan.options.quantization} needs a model whose weights are those of "
-                f"linears, or a native implementation; {plan.architecture} has {name}."
+                f"linears, or a native implementation; {plan.architecture} has {owner}.{others[0]}."
             )
 
 

@@ -1,5 +1,5 @@
-"""Replaces modules of a model of transformers by faster ones: linears by packed or quantized ones, RMS norms
-by one operation. Knows no architecture."""
+"""Replaces modules of a model of transformers by faster ones: linears and experts by packed or quantized
+ones, RMS norms by one operation. Knows no architecture."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from typing import cast
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm
+from torch.nn.functional import gelu, rms_norm, silu
 from transformers import PreTrainedModel
+from transformers.integrations.moe import _default_apply_gate
 
+from engine.worker.models.builder import Builder
 from engine.worker.models.linears import AnyEmbedding, Embedding
+from engine.worker.models.moe import Experts
 from engine.worker.models.replacements import Replacements
+from engine.worker.models.shape import Routing, SparseShape
+from engine.worker.parallel.group import ALONE
 
 _ROUTERS = frozenset({"gate", "router"})
 """Names of linears that choose experts, which are not quantized."""
 
 
+_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "top_k")
+"""Names of the number of experts of a token."""
 _ROUNDING = 2.0**-7
 """The most by which a norm may differ, as a share of its length: bf16 numbers, rounded twice."""
 _EPSILONS = ("variance_epsilon", "eps")
@@ -91,6 +98,79 @@ class _Norm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., size] -> the same shape"""
         return rms_norm(x, self.weight.shape, self.weight, self._eps)
+
+
+class RoutedExperts(nn.Module):
+    """Gives our experts the arguments that transformers passes."""
+
+    def __init__(self, experts: nn.Module, per_token: int) -> None:
+        super().__init__()
+        self._experts = experts
+        self._per_token = per_token
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """hidden_states [..., hidden_size]; top_k_index, top_k_weights [num_tokens, experts_per_token] ->
+        like hidden_states. ValueError for another number of experts per token than the config's."""
+        if top_k_index.shape[-1] != self._per_token:
+            raise ValueError(f"{top_k_index.shape[-1]} experts per token")
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        output: torch.Tensor = self._experts(rows, top_k_index.long(), top_k_weights)
+        return output.view(hidden_states.shape)
+
+
+def replace_experts(model: PreTrainedModel, replacements: Replacements) -> None:
+    """Replace those experts that have a gate, and whose gates come before ups in one tensor."""
+    config = model.config.get_text_config()
+    counts = (getattr(config, name, None) for name in _PER_TOKEN)
+    per_token = next((count for count in counts if isinstance(count, int)), None)
+    if per_token is None:
+        return
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if not are_known_experts(child):
+                continue
+            experts = replacements.experts(_as_experts(child, per_token))
+            setattr(parent, name, RoutedExperts(experts, per_token))
+
+
+def are_known_experts(module: nn.Module) -> bool:
+    """Whether a module is experts that ours compute, by what transformers says of it."""
+    if not getattr(module, "has_gate", False) or _opens_by_gelu(module) is None:
+        return False
+    others = ("has_bias", "has_post_expert_norm", "is_transposed")
+    names = {name for name, _ in module.named_parameters()}
+    is_plain = getattr(module, "is_concatenated", False) and not any(getattr(module, o) for o in others)
+    has_own_gate = getattr(type(module), "_apply_gate", None) is not _default_apply_gate
+    return is_plain and not has_own_gate and names == {"gate_up_proj", "down_proj"}
+
+
+def _opens_by_gelu(module: nn.Module) -> bool | None:
+    """Whether gates go through the tanh form of GELU, otherwise SiLU; None: neither."""
+    opens = getattr(module, "act_fn", None)
+    if opens is None:
+        return None
+    x = torch.linspace(-4.0, 4.0, 65)
+    try:
+        opened = opens(x)
+    except (RuntimeError, TypeError):  # it takes other arguments, or has parameters
+        return None
+    if torch.allclose(opened, silu(x), atol=1e-6):
+        return False
+    return True if torch.allclose(opened, gelu(x, approximate="tanh"), atol=1e-6) else None
+
+
+def _as_experts(module: nn.Module, per_token: int) -> Experts:
+    gate_up = module.get_parameter("gate_up_proj")
+    down = module.get_parameter("down_proj")
+    num_experts, hidden_size, expert_size = down.shape
+    routing = Routing(num_experts, per_token)
+    shape = SparseShape(expert_size, routing, by_gelu=bool(_opens_by_gelu(module)))
+    experts = Experts(hidden_size, shape, Builder(down.dtype, ALONE))
+    experts.gate_up = gate_up
+    experts.down = down
+    return experts
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedCon
 
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.models.base import cannot_be_served, layer_windows
-from engine.worker.models.faster_modules import replace_linears, replace_norms
+from engine.worker.models.faster_modules import replace_experts, replace_linears, replace_norms
 from engine.worker.models.replacements import Replacements
 from engine.worker.models.trial_masks import TrialMasks
 
@@ -86,6 +86,7 @@ class TransformersModel:
         assert self._model is not None, "attach() comes first"
         before = self._trial(self._model)
         replace_norms(self._model)
+        replace_experts(self._model, replacements)
         replace_linears(self._model, replacements, quantized=quantized)
         try:
             after = self._trial(self._model)
