@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 STEPS_TO_STAY = 64
 """Steps for which a dropped adapter is kept: more than can be under way."""
 
+MOST_LINEARS = 1024
+"""More linears than a layer of transformers' models has, but for experts."""
 _JOINED_NAMES = {
     JoinedLinear.QKV: ("attention", "qkv"),
     JoinedLinear.OUTPUT: ("attention", "output"),
@@ -38,14 +41,17 @@ _JOINED_NAMES = {
 class AdapterStore:
     """Adapters by their keys. They may be loaded while a step runs."""
 
-    def __init__(self, model: Decoder, config: LoRAConfig, group: TensorParallelGroup) -> None:
+    def __init__(self, model: CausalModel, config: LoRAConfig, group: TensorParallelGroup) -> None:
         """Wrap each linear that adapters may change in a LowRankLinear."""
         self.step = StepAdapters()
         self._max_rank = config.max_lora_rank
-        self._dtype = model.final_norm.dtype
-        self._device = model.final_norm.device
-        self._layers = model.layer_numbers
-        self._num_all_layers = model.num_all_layers
+        is_native = isinstance(model, Decoder)
+        like: Any = model.final_norm if isinstance(model, Decoder) else model
+        self._dtype = like.dtype
+        self._device = like.device
+        self._layers = model.layer_numbers if isinstance(model, Decoder) else range(model.num_layers)
+        self._num_all_layers = model.num_all_layers if isinstance(model, Decoder) else model.num_layers
+        self._numbers_each = NUM_JOINED if is_native else MOST_LINEARS
         self._places: dict[int, dict[str, Place]] = {}
         self._loaded: dict[str, LoadedAdapter] = {}
         self._leaving: dict[str, tuple[LoadedAdapter, int]] = {}
@@ -56,13 +62,25 @@ class AdapterStore:
 
     def attach(self, model: CausalModel) -> None:
         """Apply adapters to this model from now on; it must have the sizes of the previous model."""
-        assert isinstance(model, Decoder)
+        if not isinstance(model, Decoder):
+            self._attach_named(model)
+            return
         for index, layer in enumerate(model.layers):
             assert isinstance(layer, DecoderLayer)
             places = places_of(layer, model.shape, self._group.rank, self._group.size)
             self._places[index] = places
             for joined in {place.linear for place in places.values()}:
-                _wrap(layer, joined, index, self.step)
+                _wrap(layer, JoinedLinear(joined), index, self.step)
+
+    def _attach_named(self, model: Any) -> None:
+        """The same for a model of transformers, whose linears are as a checkpoint names them."""
+        for index, linears in enumerate(model.linears_of_layers()):
+            places = {}
+            for number, (name, each) in enumerate(linears.items()):
+                places[name] = Place(number, 0, each.out_features, each.in_features)
+                each.rows = LowRankLinear(each.rows, index * MOST_LINEARS + number, self.step)
+            assert len(places) <= MOST_LINEARS
+            self._places[index] = places
 
     def load(self, adapter: Adapter) -> None:
         """Load an adapter unless it is loaded. RequestError if it does not fit the model."""
@@ -110,7 +128,7 @@ class AdapterStore:
             own = place.part_of(weights)
             if own is None:
                 raise self._misfit(adapter, f"layers.{number}.{name} has other sizes in this model")
-            pieces.setdefault(index * NUM_JOINED + place.linear, []).append(self._piece(place, own))
+            pieces.setdefault(index * self._numbers_each + place.linear, []).append(self._piece(place, own))
         return LoadedAdapter(pieces)
 
     def _piece(self, place: Place, own: LowRankWeights) -> Piece:
@@ -132,8 +150,6 @@ def open_adapters(
         return None
     if attention == "triton":
         raise ConfigError("enable_lora needs attention_backend torch: the Triton path adds no adapters yet.")
-    if not isinstance(model, Decoder):
-        raise ConfigError("enable_lora needs a model with a native implementation.")
     store = AdapterStore(model, config, group)
     for adapter in config.modules:
         try:

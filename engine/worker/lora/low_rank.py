@@ -28,7 +28,8 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class LoadedAdapter:
-    """A rank's part of an adapter, by the number of a linear: layer * NUM_JOINED + JoinedLinear."""
+    """A rank's part of an adapter, by the number of a linear: layer * NUM_JOINED + JoinedLinear, or
+    layer * MOST_LINEARS + its number in a model of transformers."""
 
     pieces: Mapping[int, Sequence[Piece]]
 

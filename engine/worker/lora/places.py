@@ -32,7 +32,8 @@ NUM_JOINED = len(JoinedLinear)
 class Place:
     """A checkpoint's linear within a joined one, and a rank's part of it."""
 
-    linear: JoinedLinear
+    linear: int
+    """A JoinedLinear, or in a model of transformers the linear's number in its layer."""
     first: int
     """The index of its first output in the joined linear."""
     num_outputs: int

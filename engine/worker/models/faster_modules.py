@@ -34,13 +34,15 @@ _EPSILONS = ("variance_epsilon", "eps")
 class RowsLinear(nn.Module):
     """Gives a linear over rows the inputs of any shape that transformers passes."""
 
-    def __init__(self, rows: nn.Module) -> None:
+    def __init__(self, rows: nn.Module, in_features: int, out_features: int) -> None:
         super().__init__()
-        self._rows = rows
+        self.rows = rows
+        self.in_features = in_features
+        self.out_features = out_features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in_features] -> [..., out_features]"""
-        output: torch.Tensor = self._rows(x.reshape(-1, x.shape[-1]))
+        output: torch.Tensor = self.rows(x.reshape(-1, x.shape[-1]))
         return output.view(*x.shape[:-1], output.shape[-1])
 
 
@@ -84,7 +86,7 @@ def replace_linears(model: PreTrainedModel, replacements: Replacements, *, quant
             replace = replacements.head if child is head else replacements.linear
             rows = replace(child)
             if rows is not child:
-                setattr(parent, name, RowsLinear(rows))
+                setattr(parent, name, RowsLinear(rows, child.in_features, child.out_features))
 
 
 class _Norm(nn.Module):

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.models.base import cannot_be_served, layer_windows
-from engine.worker.models.faster_modules import replace_experts, replace_linears, replace_norms
+from engine.worker.models.faster_modules import RowsLinear, replace_experts, replace_linears, replace_norms
 from engine.worker.models.replacements import Replacements
 from engine.worker.models.trial_masks import TrialMasks
 
 _numbers = itertools.count()
+_IN_LAYER = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.(.+)")
+"""The path of a module of a layer that adapters may name."""
 _NO_INTERFACE = "it does not use transformers' attention interface"
 _WITHOUT_BEARING = frozenset(
     (
@@ -95,6 +99,31 @@ class TransformersModel:
         tolerance = _QUANTIZED if quantized else _PACKED
         if not (after - before).norm() <= tolerance * before.norm():
             raise cannot_be_served(self._config, "replaced modules change its logits")
+
+    def linears_of_layers(self) -> list[dict[str, RowsLinear]]:
+        """The linears of each layer that all tokens go through, by their names within it, so that their
+        ``rows`` can be wrapped. Experts are left out."""
+        assert self._model is not None, "attach() comes first"
+        found: list[dict[str, RowsLinear]] = [{} for _ in range(self.num_layers)]
+        for path, module in list(self._model.named_modules()):
+            in_layer = _IN_LAYER.fullmatch(path)
+            if in_layer is None or "experts" in path or not isinstance(module, nn.Linear | RowsLinear):
+                continue
+            if isinstance(module, nn.Linear):
+                module = RowsLinear(module, module.in_features, module.out_features)
+                self._model.set_submodule(path, module)
+            found[int(in_layer[1])][in_layer[2]] = module
+        return found
+
+    @property
+    def dtype(self) -> torch.dtype:
+        assert self._model is not None, "attach() comes first"
+        return self._model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        assert self._model is not None, "attach() comes first"
+        return self._model.device
 
     def forward(
         self,

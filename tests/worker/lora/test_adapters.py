@@ -118,6 +118,22 @@ def test_adapters_of_linears_that_a_checkpoint_joins(tmp_path: Path, family: str
         check_tokens(llm, model, prompts_and_adapters(adapters))
 
 
+@pytest.mark.parametrize("family", ["qwen3", "olmo2", "phi", "qwen3_moe"])
+def test_adapters_of_models_through_transformers(tmp_path: Path, family: str) -> None:
+    """Adapters change the linears of transformers' own code, but for experts."""
+    extra = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    model = make_model_folder(
+        tmp_path / "model", family=family, extra_config=extra if family == "qwen3_moe" else None
+    )
+    targets = ["q_proj", "v_proj"] if family == "qwen3_moe" else "all-linear"
+    adapters = {
+        str(seed): save_adapter(model, tmp_path / str(seed), seed, target_modules=targets)
+        for seed in range(2)
+    }
+    with LLM(model, multiprocess=False, model_impl="transformers", **OPTIONS) as llm:
+        check_tokens(llm, model, prompts_and_adapters(adapters))
+
+
 @pytest.mark.parametrize(
     ("name", "targets"),
     [
@@ -314,7 +330,6 @@ def test_ranks_are_bounded(served: tuple[Path, LLM], tmp_path: Path) -> None:
         ({"enable_lora": True, "lora_modules": ["sql"]}, "lora_modules must be NAME=PATH"),
         ({"enable_lora": True, "lora_modules": ["sql=/nowhere"]}, "lora_path must be a folder"),
         ({"enable_lora": True, "attention_backend": "triton"}, "enable_lora needs attention_backend torch"),
-        ({"enable_lora": True, "model_impl": "transformers"}, "needs a model with a native implementation"),
     ],
 )
 def test_wrong_options_are_named(served: tuple[Path, LLM], options: dict[str, Any], message: str) -> None:
