@@ -142,13 +142,12 @@ def _check_quantization(plan: LoadPlan) -> None:
 
 
 def _check_parallelism(plan: LoadPlan, native: bool) -> None:
-    sizes = {"tensor_parallel_size": plan.group.size, "pipeline_parallel_size": plan.group.stage.size}
-    for name, size in sizes.items():
-        if size > 1 and not native:
-            raise ConfigError(
-                f"{name}: {size} needs a model with a native implementation; "
-                f"{plan.architecture} runs through transformers."
-            )
+    num_stages = plan.group.stage.size
+    if num_stages > 1 and not native:
+        raise ConfigError(
+            f"pipeline_parallel_size: {num_stages} needs a model with a native implementation; "
+            f"{plan.architecture} runs through transformers."
+        )
     if plan.group.stage.size > 1 and any(decoder_shape(plan.config).states):
         raise ConfigError(
             "pipeline_parallel_size > 1 does not support models that have layers with states yet, such as "

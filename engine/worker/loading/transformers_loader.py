@@ -43,11 +43,18 @@ def load_transformers(plan: LoadPlan) -> CausalModel:
     if plan.weight_format is not None and checkpoint is not None:
         log_dequantization_of_all(plan, checkpoint)
     loaded = _load(plan, model, checkpoint)
-    model.attach(loaded)
+    _attach(plan, model, loaded)
     if plan.device.type == "cpu" and not _replace_modules(plan, model, loaded):
         del loaded
-        model.attach(_load(plan, model, checkpoint))
+        _attach(plan, model, _load(plan, model, checkpoint))
     return model
+
+
+def _attach(plan: LoadPlan, model: TransformersModel, loaded: PreTrainedModel) -> None:
+    """Attach a model, or of several ranks this one's part."""
+    model.attach(loaded)
+    if plan.group.size > 1:
+        model.split(plan.group)
 
 
 def _load(plan: LoadPlan, model: TransformersModel, checkpoint: Checkpoint | None) -> PreTrainedModel:

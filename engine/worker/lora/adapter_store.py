@@ -77,7 +77,10 @@ class AdapterStore:
         for index, linears in enumerate(model.linears_of_layers()):
             places = {}
             for number, (name, each) in enumerate(linears.items()):
-                places[name] = Place(number, 0, each.out_features, each.in_features)
+                part = (self._group.rank, self._group.size) if each.split else (0, 1)
+                by_inputs = each.split == "rowwise"
+                sizes = each.out_features, each.in_features
+                places[name] = Place(number, 0, *sizes, *part, by_inputs=by_inputs)
                 each.rows = LowRankLinear(each.rows, index * MOST_LINEARS + number, self.step)
             assert len(places) <= MOST_LINEARS
             self._places[index] = places

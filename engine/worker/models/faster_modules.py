@@ -39,6 +39,8 @@ class RowsLinear(nn.Module):
         self.rows = rows
         self.in_features = in_features
         self.out_features = out_features
+        self.split: str | None = None
+        """How ranks have parts of it: ``colwise``, by outputs, or ``rowwise``, by inputs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in_features] -> [..., out_features]"""

@@ -20,7 +20,9 @@ from engine.worker.attention.backend import AttentionBackend
 from engine.worker.models.base import cannot_be_served, layer_windows
 from engine.worker.models.faster_modules import RowsLinear, replace_experts, replace_linears, replace_norms
 from engine.worker.models.replacements import Replacements
+from engine.worker.models.split_modules import split_modules
 from engine.worker.models.trial_masks import TrialMasks
+from engine.worker.parallel.group import ALONE, TensorParallelGroup
 
 _numbers = itertools.count()
 _IN_LAYER = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.(.+)")
@@ -70,6 +72,9 @@ class TransformersModel:
         self._attention: AttentionBackend | None = None
         self._probes: list[_LayerProbe] = []
         self._model: PreTrainedModel | None = None
+        self._group: TensorParallelGroup = ALONE
+        self._split: dict[str, str] = {}
+        """The paths of linears of which this rank has a part, each with its style."""
         # One registration per model, so that the function reaches only this model's backend.
         self.attention_name = f"paged_kv_{next(_numbers)}"
         self._masks = TrialMasks(config)
@@ -83,6 +88,21 @@ class TransformersModel:
         self._model = model.requires_grad_(False)
         model.train(False)
         self.num_layers, self.num_kv_heads, self.head_dim = self._probe(model)
+
+    def split(self, group: TensorParallelGroup) -> None:
+        """Keep this rank's part of the attached model; all ranks call it. ConfigError if the model cannot be
+        split; ModelLoadError if its parts do not compute the same in a trial run."""
+        assert self._model is not None, "attach() comes first"
+        before = self._trial(self._model)
+        self._split = split_modules(self._model, group)
+        self._group = group
+        try:
+            after = self._trial(self._model)
+        except _TRIAL_ERRORS as error:
+            raise cannot_be_served(self._config, f"its parts end in {type(error).__name__}") from error
+        if not (after - before).norm() <= _PACKED * before.norm():
+            raise cannot_be_served(self._config, "its parts give other logits")
+        self.num_layers, self.num_kv_heads, self.head_dim = self._shape_of_kv()
 
     def replace_modules(self, replacements: Replacements, *, quantized: bool) -> None:
         """Replace linears and norms of the attached model. Raises ModelLoadError if its code does not run
@@ -112,7 +132,8 @@ class TransformersModel:
             if isinstance(module, nn.Linear):
                 module = RowsLinear(module, module.in_features, module.out_features)
                 self._model.set_submodule(path, module)
-            found[int(in_layer[1])][in_layer[2]] = module
+            found[int(in_layer[1])][in_layer[2].removesuffix(".partial")] = module
+            module.split = self._split.get(path.removesuffix(".partial"))
         return found
 
     @property
@@ -238,6 +259,10 @@ class TransformersModel:
             self._trial(model)
         except _TRIAL_ERRORS as error:
             raise cannot_be_served(self._config, f"a trial run failed with {type(error).__name__}") from error
+        return self._shape_of_kv()
+
+    def _shape_of_kv(self) -> tuple[int, int, int]:
+        """The same, as seen in the last trial run."""
         probes = self._probes
         self._probes = []
         if [probe.layer for probe in probes] != list(range(len(self.windows))):

@@ -134,6 +134,20 @@ def test_adapters_of_models_through_transformers(tmp_path: Path, family: str) ->
         check_tokens(llm, model, prompts_and_adapters(adapters))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["phi", "qwen3_moe"])
+def test_ranks_have_parts_of_transformers_models(tmp_path: Path, family: str) -> None:
+    """Linears are split by outputs and by inputs, as are their adapters, and experts by both."""
+    extra = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    model = make_model_folder(
+        tmp_path / "model", family=family, extra_config=extra if family == "qwen3_moe" else None
+    )
+    targets = ["q_proj", "v_proj", "o_proj"] if family == "qwen3_moe" else "all-linear"
+    adapters = {"one": save_adapter(model, tmp_path / "one", 1, target_modules=targets)}
+    with LLM(model, model_impl="transformers", tensor_parallel_size=2, **OPTIONS) as llm:
+        check_tokens(llm, model, prompts_and_adapters(adapters))
+
+
 @pytest.mark.parametrize(
     ("name", "targets"),
     [

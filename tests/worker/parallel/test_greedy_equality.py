@@ -68,13 +68,16 @@ SAMPLED = (
         "nemotron-h-latents",
         "lfm2",
         "lfm2-moe",
+        "gpt_neox",
+        "phi",
+        "olmo2",
     ],
 )
 def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: ModelFolders) -> None:
     """With prompts longer than the budget, prefix hits and preemption, greedy tokens are transformers', and
     sampled ones those of a single process. Models have one key-value head for both ranks, biases everywhere,
     a tied head, QK norms, two block tables, Gemma's norms, halves of experts, sinks and biases of experts,
-    latents that both ranks have, or states."""
+    latents that both ranks have, states, or the code of transformers."""
     folder = model_folders(name)
     shared = random_tokens(27, seed=1)
     prompts = [shared[: 9 * (i % 4)] + random_tokens(7 + 5 * i, seed=10 + i) for i in range(6)]

@@ -20,6 +20,7 @@ from engine.worker.models.decoder import Decoder
 from engine.worker.parallel.linears import RowParallelLinear, VocabParallelEmbedding
 from tests.worker.conftest import ModelFolders
 from tests.worker.parallel.ranks import LoneRank
+from tests.worker.test_other_attention import saved
 
 
 def rank_of(folder: Path, rank: int, size: int) -> Decoder:
@@ -116,13 +117,12 @@ def test_what_cannot_be_cut_is_refused(
         load_model(options, LoneRank(0, num_ranks))
 
 
-def test_a_model_of_transformers_is_refused(model_folders: ModelFolders) -> None:
-    """Only our own decoder can be divided."""
-    options = ModelConfig(model=str(model_folders("gpt_neox")), device="cpu")
-    with pytest.raises(
-        ConfigError, match="native implementation; GPTNeoXForCausalLM runs through transformers"
-    ):
-        load_model(options, LoneRank(0, 2))
+def test_a_model_of_transformers_needs_a_plan(tmp_path: Path) -> None:
+    """One without a plan is not divided."""
+    folder = tmp_path / "model"
+    saved(make_model_folder(folder), "opt", word_embed_proj_dim=64)
+    with pytest.raises(ConfigError, match="transformers has no plan to split this model"):
+        load_model(ModelConfig(model=str(folder), device="cpu"), LoneRank(0, 2))
 
 
 def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
