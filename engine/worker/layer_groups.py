@@ -22,11 +22,10 @@ def choose_groups(model: CausalModel, cache: CacheConfig) -> tuple[KVCacheGroup,
     full attention if the user disables hybrid groups."""
     windows = model.windows
     chunks = model.chunks
-    slots: list[int] = []
     if isinstance(model, Decoder):
         windows = model.all_windows
         chunks = model.all_chunks
-        slots = _slots_of(model)
+    slots = _slots_of(_all_heads(model))
     groups = groups_of(windows, chunks, slots or None)
     has_windows = not all(group.is_full for group in groups)
     if has_windows and cache.disable_hybrid_kv_cache_manager:
@@ -36,10 +35,16 @@ def choose_groups(model: CausalModel, cache: CacheConfig) -> tuple[KVCacheGroup,
     return groups
 
 
-def _slots_of(model: Decoder) -> list[int]:
+def _all_heads(model: CausalModel) -> tuple[tuple[int, int], ...]:
+    """See ``Decoder.all_heads``, which models of transformers have, too."""
+    heads: tuple[tuple[int, int], ...] = getattr(model, "all_heads", ())
+    return heads
+
+
+def _slots_of(all_heads: Sequence[tuple[int, int]]) -> list[int]:
     """The slots of a block that each layer with keys and values of its own takes, in units of the smallest
     ones; empty: one. ConfigError if they are no multiples of these."""
-    sizes = [heads * head_dim for heads, head_dim in model.all_heads]
+    sizes = [heads * head_dim for heads, head_dim in all_heads]
     smallest = min(sizes, default=1)
     if any(size % smallest for size in sizes):
         raise ConfigError(
@@ -51,9 +56,10 @@ def _slots_of(model: Decoder) -> list[int]:
 
 def cached_heads(model: CausalModel) -> tuple[tuple[int, int], ...]:
     """See ``KvCacheSpec.layer_heads``: of this stage's layers."""
-    if not isinstance(model, Decoder) or not model.all_heads:
-        return ()
-    return model.all_heads if model.is_whole else tuple(model.all_heads[i] for i in model.layer_numbers)
+    heads = _all_heads(model)
+    if not heads or not isinstance(model, Decoder) or model.is_whole:
+        return heads
+    return tuple(heads[layer] for layer in model.layer_numbers)
 
 
 def groups_here(model: CausalModel, groups: tuple[KVCacheGroup, ...]) -> tuple[KVCacheGroup, ...]:

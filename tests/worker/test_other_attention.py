@@ -13,11 +13,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from engine.config.engine_config import ModelConfig
 from engine.errors import ModelLoadError
+from engine.frontend.llm import LLM
+from engine.records.sampling_params import SamplingParams
 from engine.worker.loading.loader import load_model
 from engine.worker.models import transformers_model
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.transformers_model import TransformersModel
-from tests.worker.generation import SmallEngine, random_tokens
+from tests.worker.conftest import ModelFolders
+from tests.worker.generation import Reference, SmallEngine, random_tokens
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -166,3 +169,19 @@ def test_fields_that_a_familys_code_does_not_read_count_for_nothing(
     assert isinstance(load_model(ModelConfig(model=str(tmp_path))).model, Decoder)
     prompt = random_tokens(40, seed=1)
     assert SmallEngine(tmp_path, num_blocks=96).generate(prompt)[:6] == greedy(model, prompt, 6)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "mimo-v2-flash", "gemma4", "gemma4-small"])
+def test_heads_that_differ_run_through_transformers(name: str, model_folders: ModelFolders) -> None:
+    """Values may be smaller than keys, and layers may differ in their heads, or attend to others' keys.
+    Answers are transformers' own, with a chunked prompt and a hit."""
+    folder = model_folders(name)
+    options: dict[str, Any] = {"multiprocess": False, "max_model_len": 128, "max_num_batched_tokens": 32}
+    reference = Reference(folder)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    first = random_tokens(40, seed=1)
+    with LLM(str(folder), device="cpu", model_impl="transformers", block_size=8, **options) as llm:
+        for prompts in ([first, random_tokens(5, seed=2)], [[*first, 9, 8, 7]]):
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            for prompt, output in zip(prompts, outputs, strict=True):
+                assert output.outputs[0].token_ids == reference.greedy(prompt, 8)

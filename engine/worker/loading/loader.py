@@ -39,9 +39,9 @@ from engine.worker.loading.model_folder import (
 from engine.worker.loading.native_config import NativeConfig
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.memory import use_huge_pages
-from engine.worker.models.base import CausalModel
+from engine.worker.models.base import CausalModel, cannot_be_served
 from engine.worker.models.decoder import Decoder
-from engine.worker.models.families.table import decoder_shape, is_native
+from engine.worker.models.families.table import MISREAD, decoder_shape, is_native
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.pictures.folder import read_picture_folder
 from engine.worker.pictures.tower import VisionTower
@@ -127,6 +127,10 @@ def _wants_native(plan: LoadPlan) -> bool:
         raise ModelLoadError(
             f"Architecture {plan.architecture!r} with this config has no native implementation; "
             "set model_impl to auto."
+        )
+    if not fits and plan.config.model_type in MISREAD:
+        raise cannot_be_served(
+            plan.config, "its config asks for what neither native code nor transformers' computes"
         )
     return fits and plan.options.model_impl != "transformers"
 

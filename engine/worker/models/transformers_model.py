@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from engine.worker.attention.backend import AttentionBackend
@@ -83,6 +84,8 @@ class TransformersModel:
         self._takes_rows = "logits_to_keep" in inspect.signature(self.skeleton.forward).parameters
         self.num_layers = self.num_kv_heads = self.head_dim = 0
         self.num_kv_vectors = 2
+        self.all_heads: tuple[tuple[int, int], ...] = ()
+        """See ``Decoder.all_heads``."""
 
     def attach(self, model: PreTrainedModel) -> None:
         self._model = model.requires_grad_(False)
@@ -190,17 +193,20 @@ class TransformersModel:
             if s_aux is not None and s_aux.shape != query.shape[1:2]:
                 raise cannot_be_served(self._config, "it has more than one sink per head")
             return self._record(layer, module, query, key, value, attention_mask, arguments)
+        # In the cache, zeros follow values that are smaller than keys.
+        value_dim = value.shape[-1]
+        padded = pad(value, (0, key.shape[-1] - value_dim)) if value_dim < key.shape[-1] else value
         attended = self._attention.attend(
             layer,
             query[0].transpose(0, 1),
             key[0].transpose(0, 1),
-            value[0].transpose(0, 1),
+            padded[0].transpose(0, 1),
             scale=scale,
             window=self.windows[layer],
             soft_cap=softcap,
             sinks=s_aux,
         )
-        return attended[None], None
+        return attended[None, ..., :value_dim], None
 
     def _record(
         self,
@@ -240,6 +246,10 @@ class TransformersModel:
             raise cannot_be_served(
                 self._config, "transformers has no causal language model for it"
             ) from error
+        except (TypeError, AttributeError, RuntimeError) as error:
+            raise cannot_be_served(
+                self._config, f"transformers cannot build it: {type(error).__name__}: {error}"
+            ) from error
         except KeyError as error:  # old models look up their attention class by name
             raise cannot_be_served(self._config, _NO_INTERFACE) from error
         if not model._supports_attention_backend:
@@ -268,10 +278,9 @@ class TransformersModel:
         if [probe.layer for probe in probes] != list(range(len(self.windows))):
             raise cannot_be_served(self._config, "not every layer keeps its state in attention")
         self.windows = [probe.window for probe in probes]
-        shapes = {(probe.num_kv_heads, probe.head_dim, probe.value_dim) for probe in probes}
-        if len(shapes) > 1:
-            raise cannot_be_served(self._config, "its layers differ in the shape of their KV")
-        num_kv_heads, head_dim, value_dim = shapes.pop()
-        if head_dim != value_dim:
-            raise cannot_be_served(self._config, "its keys and values differ in size")
+        if any(probe.value_dim > probe.head_dim for probe in probes):
+            raise cannot_be_served(self._config, "its values are larger than its keys")
+        heads = tuple((probe.num_kv_heads, probe.head_dim) for probe in probes)
+        self.all_heads = heads if len(set(heads)) > 1 else ()
+        num_kv_heads, head_dim = min(heads, key=lambda each: each[0] * each[1])
         return len(probes), num_kv_heads, head_dim

@@ -157,6 +157,9 @@ _PARTIAL_ROPE = frozenset(
     }
 )
 NATIVE_MODEL_TYPES = _SHAPES.keys()
+MISREAD = frozenset({"deepseek_v2", "deepseek_v3"})
+"""Families of whose configs transformers' code ignores fields, so that only what is native is computed as
+published."""
 
 
 def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
