@@ -19,8 +19,17 @@ from tests.readme_tables import block, commands
 from tests.worker.conftest import VARIANTS
 
 OF_FOLDERS = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "phi3", "dots1", "solar-open")
-NEARLY = ("glm4-moe-lite", "minimax-m2", "gpt-oss", "gemma3", "qwen3.5", "hy-v3", "olmo3", "granite3")
+NEARLY = (
+    *("glm4-moe-lite", "minimax-m2", "gpt-oss", "gemma3", "qwen3.5", "hy-v3", "olmo3", "granite3"),
+    *("ministral3", "ernie4.5-moe", "mistral4"),
+)
 """Models with parameters that the simulator leaves out: norms of heads and outputs, biases, sinks."""
+
+
+NOT_KNOWN = (
+    *("nemotron-h", "lfm2", "bamba", "kimi-linear", "arcee", "gemma4", "gemma4-small"),
+    *("mimo-v2-flash", "deepseek-v3.2"),
+)
 
 
 def fit(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -69,7 +78,7 @@ def test_other_families_have_nearly_as_many(name: str, tmp_path: Path) -> None:
 def test_layers_that_the_simulator_does_not_know_are_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    for name in ("nemotron-h", "lfm2"):
+    for name in NOT_KNOWN:
         folder = make_model_folder(tmp_path / name, **VARIANTS[name], weights=False)
         assert f"{folder}: the simulator" in error_of(capsys, str(folder))
 
