@@ -15,6 +15,7 @@ from engine.errors import RequestError
 from engine.structured_output.backend import TokenTable
 from engine.structured_output.bitmask_filler import BitmaskFiller
 from engine.structured_output.compiler import GrammarCompiler
+from engine.structured_output.token_files import table_of_files
 from engine.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,9 @@ class CoreGrammars:
         failed: Callable[[Request, str], None],
     ) -> None:
         """``compiled`` or ``failed`` is called once for each request, on any thread; not after ``close``."""
-        self._compiler = GrammarCompiler(lambda: TokenTable.of(Tokenizer.load(model), vocab_size))
+        self._compiler = GrammarCompiler(
+            lambda: table_of_files(model, vocab_size) or TokenTable.of(Tokenizer.load(model), vocab_size)
+        )
         self._masks = BitmaskFiller(self._compiler, vocab_size)
         self._compiled = compiled
         self._failed = failed
