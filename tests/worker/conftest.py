@@ -647,6 +647,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "moe_intermediate_size": 32,
         },
     },
+    "lfm3": {
+        "family": "lfm3",
+        "num_layers": 5,
+        "head_dim": 24,
+        "tie": True,
+        "extra_config": {
+            "sliding_window": 12,
+            "layer_types": ["conv", *["sliding_attention", "full_attention"] * 2],
+        },
+    },
     "kimi-linear": {
         "family": "kimi_linear",
         "num_layers": 5,
@@ -688,13 +698,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 MODEL_NAMES = tuple(VARIANTS)
 TWO_TABLES = (
     *("qwen2-window", "gemma2", "gemma3", "gpt-oss", "smollm3", "dots1", "olmo3", "exaone4"),
-    *("exaone-moe", "mellum", "gemma4", "gemma4-small", "mimo-v2-flash"),
+    *("exaone-moe", "mellum", "gemma4", "gemma4-small", "mimo-v2-flash", "lfm3"),
 )
 """Models that have windows in some layers."""
 WITH_STATES = (
     *("qwen3-next", "qwen3.5", "qwen3.5-moe", "granite4", "granite4-dense"),
     *("nemotron-h", "nemotron-h-latents", "nemotron-h-dense", "lfm2", "lfm2-moe", "bamba"),
-    "kimi-linear",
+    *("kimi-linear", "lfm3"),
 )
 """Models that have layers with states."""
 

@@ -42,6 +42,7 @@ _LFM2 = {"model.embedding_norm.": "model.norm."}
 _OWN_PREFIXES = {
     "lfm2": _LFM2,
     "lfm2_moe": _LFM2,
+    "lfm3": _LFM2,
     "bamba": {"model.final_layernorm.": "model.norm."},
     "nemotron_h": {
         "backbone.layers.": "model.layers.",

@@ -45,7 +45,7 @@ _FUSED = ("gpt_oss", "llama4_text", "mistral4", "gemma4_text")
 _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "mistral4", "deepseek_v32", "glm_moe_dsa")
 _WITH_STATES = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h"),
-    *("lfm2", "lfm2_moe", "bamba"),
+    *("lfm2", "lfm2_moe", "lfm3", "bamba"),
 )
 _LATENT_WITH_STATES = ("kimi_linear",)
 _OTHERS = ("gpt_neox", "phi", "olmo2")

@@ -297,6 +297,9 @@ class DecoderShape:
     """Whether each head has a sink; see ``AttentionBackend.attend``."""
     output_gate: bool = False
     """Whether each head's output is multiplied by the sigmoid of a gate, which is computed with its query."""
+    head_gates: bool = False
+    """Whether each head's output is multiplied by the sigmoid of a number, which a linear of its own
+    computes."""
     has_rope: bool = True
     neighbor_rope: bool = False
     """Whether the numbers of a rotated pair are neighbors; otherwise they are half of the rotated part
@@ -469,7 +472,9 @@ class DecoderShape:
         sparse = [mlp for mlp in self.mlps if isinstance(mlp, SparseShape)]
         has_gate = any(mlp.gated_share or mlp.routing.corrected for mlp in sparse)
         has_square = any(not isinstance(mlp, PairShape) and mlp and mlp.squared for mlp in self.mlps)
-        is_other = self.unit_values or self.layer_scalars or self.layer_inputs or self.layer_heads
+        is_other = (
+            self.head_gates or self.unit_values or self.layer_scalars or self.layer_inputs or self.layer_heads
+        )
         is_scaled = self.residual_scale != 1.0 or self.logit_divisor != 1.0
         has_attention = self.latent is None and self.mixed_rope is None and not any(self.states)
         is_llama = self.input_norms and not self.norms_all_heads and not self.neighbor_rope

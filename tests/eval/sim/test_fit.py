@@ -27,7 +27,7 @@ NEARLY = (
 
 
 NOT_KNOWN = (
-    *("nemotron-h", "lfm2", "bamba", "kimi-linear", "arcee", "gemma4", "gemma4-small"),
+    *("nemotron-h", "lfm2", "lfm3", "bamba", "kimi-linear", "arcee", "gemma4", "gemma4-small"),
     *("mimo-v2-flash", "deepseek-v3.2"),
 )
 

@@ -68,6 +68,7 @@ SAMPLED = (
         "nemotron-h-latents",
         "lfm2",
         "lfm2-moe",
+        "lfm3",
         "gpt_neox",
         "phi",
         "olmo2",

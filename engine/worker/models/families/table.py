@@ -40,6 +40,7 @@ from engine.worker.models.families.lfm2 import (
     lfm2_moe_shape,
     lfm2_shape,
 )
+from engine.worker.models.families.lfm3 import is_known_lfm3, lfm3_shape
 from engine.worker.models.families.llama import llama_shape
 from engine.worker.models.families.llama4 import is_known_llama4, llama4_shape
 from engine.worker.models.families.mellum import mellum_shape
@@ -106,6 +107,7 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "bamba": bamba_shape,
     "lfm2": lfm2_shape,
     "lfm2_moe": lfm2_moe_shape,
+    "lfm3": lfm3_shape,
     "kimi_linear": kimi_linear_shape,
     "qwen3_next": qwen3_next_shape,
     "qwen3_5_text": qwen3_next_shape,
@@ -145,14 +147,15 @@ _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "mimo_v2_flash": is_known_mimo_v2,
     "lfm2": is_known_lfm2,
     "lfm2_moe": is_known_lfm2_moe,
+    "lfm3": is_known_lfm3,
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), is_known_qwen3_next),
 }
 """Checks for families whose configs may request more than their module supports."""
-_SEVERAL_ROPES = frozenset({"gemma3_text", "gemma4_text", "mellum", "mimo_v2_flash", "olmo3"})
+_SEVERAL_ROPES = frozenset({"gemma3_text", "gemma4_text", "lfm3", "mellum", "mimo_v2_flash", "olmo3"})
 _PARTIAL_ROPE = frozenset(
     {
         *("glm4", "glm4_moe", "phi3", "minimax_m2", "mistral4", "gemma4_text"),
-        *("bamba", "mimo_v2_flash"),
+        *("bamba", "lfm3", "mimo_v2_flash"),
         *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     }
 )

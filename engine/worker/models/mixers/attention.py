@@ -33,6 +33,7 @@ class SelfAttention(nn.Module):
         k_size = shape.kv_size if shape.norms_all_heads else shape.head_dim
         self.q_norm = build.parameter(q_size) if shape.qk_norm else None
         self.k_norm = build.parameter(k_size) if shape.qk_norm else None
+        self.head_gate = build.linear(hidden, shape.num_heads, bias=False) if shape.head_gates else None
         self.sinks = build.parameter(shape.num_heads, dtype=torch.float32) if shape.sinks else None
         self.output = build.row_parallel(shape.attended_size, hidden, shape.output_bias)
 
@@ -63,6 +64,8 @@ class SelfAttention(nn.Module):
             attended = attended[..., : shape.value_dim]
         if gate is not None:
             attended = attended * gate.sigmoid()
+        if self.head_gate is not None:
+            attended = attended * self.head_gate(x).sigmoid()[..., None]
         output: torch.Tensor = self.output(attended.flatten(1))
         return output
 
@@ -139,6 +142,8 @@ class SelfAttention(nn.Module):
             parts[f"q_proj.{kind}"] = TensorPart(q, 0, rank, size)
             parts[f"k_proj.{kind}"] = TensorPart(k, 0, kv_index, kv_count)
             parts[f"v_proj.{kind}"] = TensorPart(v, 0, kv_index, kv_count)
+        if self.head_gate is not None:
+            parts["g_proj.weight"] = TensorPart(self.head_gate.weight, 0, rank, size)
         if self.sinks is not None:
             parts["sinks"] = TensorPart(self.sinks, 0, rank, size)
         parts["o_proj.weight"] = TensorPart(self.output.weight, 1, rank, size)
