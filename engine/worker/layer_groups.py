@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from math import lcm
 
 from msgspec.structs import replace
 
@@ -29,7 +30,7 @@ def choose_groups(model: CausalModel, cache: CacheConfig) -> tuple[KVCacheGroup,
     groups = groups_of(windows, chunks, slots or None)
     has_windows = not all(group.is_full for group in groups)
     if has_windows and cache.disable_hybrid_kv_cache_manager:
-        return one_group(len(windows), max(slots, default=1))
+        return one_group(len(windows), lcm(*slots))
     if has_windows:
         logger.info("A KV block holds %d layers: %s.", num_slots(groups), _described(groups))
     return groups

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +141,28 @@ def test_other_weights_are_not_quantized(tmp_path: Path) -> None:
     options: dict[str, Any] = {"quantization": "int8", "model_impl": "transformers", "max_model_len": 128}
     with pytest.raises(ConfigError, match=r"has model.layers.0.mlp.experts.gate_up_proj\.$"):
         load_model(ModelConfig(model=str(folder), **options))
+
+
+def test_experts_need_kernels_to_be_quantized(tmp_path: Path) -> None:
+    """That they are not there is said, as for native experts."""
+    folder = make_model_folder(tmp_path / "model", "qwen3_moe", extra_config=EXPERTS)
+    options: dict[str, Any] = {"quantization": "int8", "model_impl": "transformers", "dtype": "float32"}
+    with pytest.raises(ConfigError, match="mixture of experts needs the compiled kernels"):
+        load_model(ModelConfig(model=str(folder), max_model_len=128, **options))
+
+
+def test_weights_of_other_linears_are_not_quantized(tmp_path: Path) -> None:
+    """GPT-2's linears have a class of their own."""
+    folder = make_model_folder(tmp_path)  # for its tokenizer
+    saved(folder, "gpt2")
+    with pytest.raises(ConfigError, match=r"has transformer\.h\.0\.attn\.c_attn\.weight"):
+        load_model(ModelConfig(model=str(folder), quantization="int4", max_model_len=128))
+
+
+def test_a_dropped_model_is_freed(tmp_path: Path) -> None:
+    """transformers' table of attention functions does not keep it."""
+    model = loaded(made(tmp_path, family="olmo2"))
+    inner = weakref.ref(model._model)
+    del model
+    gc.collect()
+    assert inner() is None

@@ -14,6 +14,7 @@ from engine.config.engine_config import ModelConfig
 from engine.errors import ModelLoadError
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.drafts.drafted import Drafted, likeliest
+from engine.worker.layer_groups import cached_heads
 from engine.worker.loading.loader import LoadedModel, load_model
 from engine.worker.loading.model_folder import resolve_folder
 from engine.worker.models.base import CausalModel
@@ -64,6 +65,8 @@ def load_draft_model(name: str, options: ModelConfig) -> LoadedModel:
     loaded = load_model(wanted)
     if any(kind is not None for kind in (*loaded.model.windows, *loaded.model.chunks)):
         raise ModelLoadError(f"{name} cannot draft: it has layers without full attention.")
+    if cached_heads(loaded.model):
+        raise ModelLoadError(f"{name} cannot draft: its layers differ in their heads.")
     if isinstance(loaded.model, Decoder) and loaded.model.state_spec.layers:
         raise ModelLoadError(f"{name} cannot draft: it has layers that keep a state.")
     return loaded

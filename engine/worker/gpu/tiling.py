@@ -30,7 +30,10 @@ class Tiling:
 
 def uniform_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
     """For decode, which is bound by loading KV of type ``dtype``: four programs per processor at a time, so
-    128 of its 65,536 registers per thread. Callers use fewer rows if there are fewer."""
+    128 of its 65,536 registers per thread. Callers use fewer rows if there are fewer. Heads of more than 256
+    numbers need more registers, and memory for fewer tiles."""
+    if padded(head_dim) > 256:
+        return Tiling(num_rows=64, tile_size=16, num_warps=4, num_stages=3)
     return Tiling(
         num_rows=64,
         tile_size=max(16, min(64, 4096 // padded(head_dim))),
@@ -48,7 +51,10 @@ def prompt_tiling(head_dim: int, dtype: torch.dtype, shared_bytes: int) -> Tilin
     if size <= 128 and 6 * 128 * size * max(2, dtype.itemsize) < shared_bytes:
         return Tiling(num_rows=128, tile_size=128, num_warps=8, num_stages=3)
     tile_size = max(16, min(64, 16384 // (size * max(2, dtype.itemsize))))
-    return Tiling(num_rows=128 if size <= 128 else 64, tile_size=tile_size, num_warps=8, num_stages=3)
+    num_rows = 128 if size <= 128 else 64
+    if size > 256:  # Gemma 4's layers without a window
+        num_rows = 32
+    return Tiling(num_rows=num_rows, tile_size=tile_size, num_warps=8, num_stages=3)
 
 
 def prefix_tiling(num_rows: int, head_dim: int, dtype: torch.dtype) -> Tiling:
@@ -61,14 +67,15 @@ def prefix_tiling(num_rows: int, head_dim: int, dtype: torch.dtype) -> Tiling:
     return prompt_tiling(head_dim, dtype, shared_bytes=0)
 
 
-def latent_tiling(num_rows: int, shared_bytes: int) -> Tiling:
+def latent_tiling(num_rows: int, shared_bytes: int, rest_size: int = 64) -> Tiling:
     """For decode over latents with ``num_rows`` rows per sequence. 128 heads are bound by the tensor cores,
-    which need 64 rows; their tiles need a Hopper's shared memory."""
+    which need 64 rows; their tiles need a Hopper's shared memory. ``rest_size``: the numbers of a latent that
+    are no value, more with an indexer's key."""
     if num_rows <= 16 or shared_bytes < HOPPER_SHARED_BYTES:
         return Tiling(num_rows=16, tile_size=32, num_warps=4, num_stages=2)
     if num_rows <= 32:
         return Tiling(num_rows=32, tile_size=64, num_warps=4, num_stages=2)
-    return Tiling(num_rows=64, tile_size=64, num_warps=8, num_stages=2)
+    return Tiling(num_rows=64, tile_size=64 if rest_size <= 64 else 32, num_warps=8, num_stages=2)
 
 
 def padded(size: int) -> int:

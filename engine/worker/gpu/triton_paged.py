@@ -152,7 +152,7 @@ class TritonPagedAttention:
             return output
         if num_uniform:
             num_rows = batch.uniform_len * query.shape[1]
-            tiling = latent_tiling(num_rows, self._shared_bytes)
+            tiling = latent_tiling(num_rows, self._shared_bytes, latents.shape[3] - value_size)
             row_tiles = -(-num_rows // tiling.num_rows)
             splits = self._splitter.choose(
                 num_programs=batch.num_uniform * row_tiles,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
 from engine.errors import ConfigError, ModelLoadError
@@ -46,6 +47,7 @@ def load_transformers(plan: LoadPlan) -> CausalModel:
     _attach(plan, model, loaded)
     if plan.device.type == "cpu" and not _replace_modules(plan, model, loaded):
         del loaded
+        model.detach()
         _attach(plan, model, _load(plan, model, checkpoint))
     return model
 
@@ -77,6 +79,8 @@ def _check_quantizable(plan: LoadPlan, model: TransformersModel) -> None:
     as they are."""
     for owner, module in model.skeleton.named_modules():
         others = [name for name, each in module.named_parameters(recurse=False) if each.dim() > 2]
+        if isinstance(module, Conv1D):
+            others = ["weight"]
         if others and not are_known_experts(module):
             raise ConfigError(
                 f"quantization: {plan.options.quantization} needs a model whose weights are those of "

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 _FUSED_EXPERTS = (".experts.gate_up_proj", ".block_sparse_moe.input_linear.weight", ".experts.up_proj")
-_PREDICTORS = ("mtp.", "model.mtp.")
+_PREDICTORS = ("mtp.", "model.mtp.", "model.mtp_")
 """Layers for multi-token prediction, where they have names of their own."""
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
@@ -184,8 +184,6 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """See CausalModel.forward."""
         x = self.stage_input(input_ids)
-        if self.layer_inputs is not None:
-            self.values.layer_inputs = self.layer_inputs(input_ids, x)
         pictures = self.pictures
         if pictures is not None:
             x = pictures.put_into(x)
@@ -223,17 +221,23 @@ class Decoder(nn.Module):
         return x.new_empty((len(sample_rows), self.shape.vocab_size))
 
     def embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """The input of the model's first layer: [num_tokens, hidden_size]"""
+        """The input of the model's first layer: [num_tokens, hidden_size]. Inputs that layers have of their
+        own are kept for them."""
         assert self.embedding is not None, "only the first stage embeds"
         x: torch.Tensor = self.embedding(input_ids)
         scale = self.shape.embedding_scale
-        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype).item()
+        if scale != 1.0:
+            x = x * torch.tensor(scale, dtype=x.dtype).item()
+        if self.layer_inputs is not None:
+            self.values.layer_inputs = self.layer_inputs(input_ids, x)
+        return x
 
     def angles_of(
         self, positions: torch.Tensor, dtype: torch.dtype
     ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """The inputs of layers for each rope, by its name; see ``RotaryEmbedding.angles``."""
-        dtype = dtype if self.shape.mixed_rope is None else torch.float32
+        if self.shape.mixed_rope is not None or self.shape.wide_rope:
+            dtype = torch.float32
         return {kind: rope.angles(positions, dtype) for kind, rope in self.ropes.items()}
 
     def logits_of(self, x: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch.nn.functional import gelu, rms_norm, silu
 from transformers import PreTrainedModel
 from transformers.integrations.moe import _default_apply_gate
 
+from engine.errors import ConfigError
 from engine.worker.models.builder import Builder
 from engine.worker.models.linears import AnyEmbedding, Embedding
 from engine.worker.models.moe import Experts
@@ -124,18 +125,23 @@ class RoutedExperts(nn.Module):
         return output.view(hidden_states.shape)
 
 
-def replace_experts(model: PreTrainedModel, replacements: Replacements) -> None:
-    """Replace those experts that have a gate, and whose gates come before ups in one tensor."""
+def replace_experts(model: PreTrainedModel, replacements: Replacements, *, quantized: bool) -> None:
+    """Replace those experts that have a gate, and whose gates come before ups in one tensor. ConfigError if
+    they cannot be quantized."""
     config = model.config.get_text_config()
     counts = (getattr(config, name, None) for name in _PER_TOKEN)
     per_token = next((count for count in counts if isinstance(count, int)), None)
+    if per_token is None and quantized and any(map(are_known_experts, model.modules())):
+        raise ConfigError("quantization of experts needs a config that says how many each token has.")
     if per_token is None:
         return
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if not are_known_experts(child):
                 continue
-            experts = replacements.experts(_as_experts(child, per_token))
+            plain = _as_experts(child, per_token)
+            replacements.check_experts(plain)
+            experts = replacements.experts(plain)
             setattr(parent, name, RoutedExperts(experts, per_token))
 
 

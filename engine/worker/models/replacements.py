@@ -31,6 +31,8 @@ class Replacements:
 
     linear: Callable[[nn.Linear], nn.Module]
     experts: Callable[[Experts], nn.Module]
+    check_experts: Callable[[Experts], None]
+    """Raises ConfigError for experts that cannot be replaced so."""
     head: Callable[[nn.Linear], nn.Module]
     table: Callable[[Embedding], nn.Module]
 
@@ -56,6 +58,7 @@ def choose_replacements(
         return Replacements(
             partial(quantized, gemm=compiled),
             lambda plain: quantized_experts(plain, pack, compiled),
+            partial(check_quantizable, gemm=compiled),
             partial(int8_linear, gemm=compiled),
             partial(int8_embedding, gemm=compiled),
         )
@@ -64,12 +67,17 @@ def choose_replacements(
         return Replacements(
             interleaved,
             partial(packed_experts, gemm=compiled),
+            _any_experts,
             interleaved,
             partial(interleaved_embedding, gemm=compiled),
         )
     if can_pack(device, dtype):
-        return Replacements(packed_linear, _unchanged, packed_linear, packed_embedding)
-    return Replacements(_unchanged, _unchanged, _unchanged, _unchanged)
+        return Replacements(packed_linear, _unchanged, _any_experts, packed_linear, packed_embedding)
+    return Replacements(_unchanged, _unchanged, _any_experts, _unchanged, _unchanged)
+
+
+def _any_experts(experts: Experts) -> None:
+    """No experts are refused."""
 
 
 def _unchanged(module: nn.Module) -> nn.Module:

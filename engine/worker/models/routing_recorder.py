@@ -15,8 +15,9 @@ from engine.records.routed_experts import ExpertArray, RoutedExpertsSpec, StepRo
 from engine.worker.attention.backend import IntArray
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
+from engine.worker.models.dense_and_sparse import DenseAndSparse
 from engine.worker.models.moe import MixtureOfExperts
-from engine.worker.models.shape import SparseShape
+from engine.worker.models.shape import PairShape, SparseShape
 
 
 def choose_routed_experts(
@@ -37,7 +38,8 @@ def choose_routed_experts(
 
 def _spec(model: Decoder) -> RoutedExpertsSpec:
     """The sizes of the choices of a mixture of experts."""
-    routings = [mlp.routing for mlp in model.shape.mlps if isinstance(mlp, SparseShape)]
+    mlps = [mlp.sparse if isinstance(mlp, PairShape) else mlp for mlp in model.shape.mlps]
+    routings = [mlp.routing for mlp in mlps if isinstance(mlp, SparseShape)]
     return RoutedExpertsSpec(
         num_layers=model.num_layers,
         experts_per_token=max(routing.experts_per_token for routing in routings),
@@ -56,6 +58,8 @@ class RoutingRecorder:
         signed = torch.from_numpy(self._experts.view(_SIGNED[spec.dtype.itemsize]))
         for index, layer in enumerate(model.layers):
             mlp = getattr(layer, "mlp", None)
+            if isinstance(mlp, DenseAndSparse):
+                mlp = mlp.sparse
             if isinstance(mlp, MixtureOfExperts):
                 mlp.add_module("router", RecordingRouter(mlp.router, signed[:, index]))
 

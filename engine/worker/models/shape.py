@@ -304,6 +304,8 @@ class DecoderShape:
     neighbor_rope: bool = False
     """Whether the numbers of a rotated pair are neighbors; otherwise they are half of the rotated part
     apart."""
+    wide_rope: bool = False
+    """Whether queries and keys are rotated in fp32, then rounded; otherwise in the model's dtype."""
     rotary_dim: int = 0
     """The number of first numbers of each head that are rotated; 0 means all."""
     rope_kinds: tuple[str, ...] = ()
@@ -480,7 +482,7 @@ class DecoderShape:
         is_llama = self.input_norms and not self.norms_all_heads and not self.neighbor_rope
         has_known_mlps = not has_gate and not has_square
         is_known = has_attention and has_known_mlps and self.query_growth is None
-        return is_known and is_llama and not is_scaled and not is_other
+        return is_known and is_llama and not is_scaled and not is_other and not self.wide_rope
 
     @property
     def is_plain(self) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +60,21 @@ class _LayerProbe:
     """Number of tokens that a query attends to, itself included; None: all tokens before it."""
 
 
+def _attend_by(model: weakref.ref[TransformersModel]) -> Callable[..., tuple[torch.Tensor, None]]:
+    """A function for transformers' table, which keeps it for good, unlike the model."""
+
+    def attend(*arguments: Any, **named: Any) -> tuple[torch.Tensor, None]:
+        own = model()
+        assert own is not None, "its modules are only run by it"
+        return own._attend(*arguments, **named)
+
+    return attend
+
+
+def _forget(attention_name: str) -> None:
+    AttentionInterface._global_mapping.pop(attention_name, None)
+
+
 class TransformersModel:
     """A CausalModel around a transformers model.
 
@@ -79,7 +96,8 @@ class TransformersModel:
         # One registration per model, so that the function reaches only this model's backend.
         self.attention_name = f"paged_kv_{next(_numbers)}"
         self._masks = TrialMasks(config)
-        AttentionInterface.register(self.attention_name, self._attend)
+        AttentionInterface.register(self.attention_name, _attend_by(weakref.ref(self)))
+        weakref.finalize(self, _forget, self.attention_name)
         self.skeleton = self._build_skeleton(dtype, trust_remote_code)
         self._takes_rows = "logits_to_keep" in inspect.signature(self.skeleton.forward).parameters
         self.num_layers = self.num_kv_heads = self.head_dim = 0
@@ -113,7 +131,7 @@ class TransformersModel:
         assert self._model is not None, "attach() comes first"
         before = self._trial(self._model)
         replace_norms(self._model)
-        replace_experts(self._model, replacements)
+        replace_experts(self._model, replacements, quantized=quantized)
         replace_linears(self._model, replacements, quantized=quantized)
         try:
             after = self._trial(self._model)
@@ -122,6 +140,10 @@ class TransformersModel:
         tolerance = _QUANTIZED if quantized else _PACKED
         if not (after - before).norm() <= tolerance * before.norm():
             raise cannot_be_served(self._config, "replaced modules change its logits")
+
+    def detach(self) -> None:
+        """Drop the attached model, so that its memory is free."""
+        self._model = None
 
     def linears_of_layers(self) -> list[dict[str, RowsLinear]]:
         """The linears of each layer that all tokens go through, by their names within it, so that their

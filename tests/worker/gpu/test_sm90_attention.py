@@ -79,6 +79,21 @@ def test_prefixes(num_seqs: int, launches: dict[str, LaunchRecorder]) -> None:
         assert used.shared_bytes <= 99 * 1024
 
 
+def test_wide_heads(launches: dict[str, LaunchRecorder]) -> None:
+    """Kernels for heads of 512 numbers, as in Gemma 4's layers without a window, fit on all GPUs, and spill a
+    few numbers at most."""
+    pool = (BF16, 16, 512)
+    launch_uniform(*pool, uniform_len=4)
+    launch_prompts(*pool, 99 * 1024)
+    launch_prefix(*pool, 64)
+    names = ("uniform_kernel", "prompt_kernel", "prefix_kernel")
+    builds = [build for name in names for build in launches[name].builds]
+    assert len(builds) >= 3
+    for used in compile_all_for_sm90(builds):
+        assert used.spill_bytes <= 16
+        assert used.shared_bytes <= 99 * 1024
+
+
 def test_merging_and_writing(launches: dict[str, LaunchRecorder]) -> None:
     """The small kernels spill nothing either."""
     launch_uniform(BF16, 16, 128, uniform_len=1)

@@ -18,5 +18,6 @@ def ernie4_5_shape(config: Any) -> DecoderShape:
         qkv_bias=biased,
         output_bias=biased,
         neighbor_rope=True,
+        wide_rope=True,
         mlps=(mlp,) * plain.num_layers,
     )

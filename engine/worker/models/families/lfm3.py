@@ -47,6 +47,7 @@ def lfm3_shape(config: Any) -> DecoderShape:
         qk_norm=True,
         head_gates=bool(config.use_attention_gate),
         output_norms=True,
+        wide_rope=True,
         rope_kinds=tuple(NO_ROPE if kind == "conv" else kind for kind in kinds),
         other_names=_NAMES,
     )

@@ -21,6 +21,7 @@ def olmo3_shape(config: Any) -> DecoderShape:
         output_bias=biased,
         qk_norm=True,
         norms_all_heads=True,
+        wide_rope=True,
         input_norms=False,
         output_norms=True,
         windows=tuple(layer_windows(config)),

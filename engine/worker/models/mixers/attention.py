@@ -94,7 +94,8 @@ class SelfAttention(nn.Module):
             qk = rotate(qk, cos[..., :-1], sin)
             q = qk[:, : self.shape.num_heads] * cos[..., -1:]
             return torch.cat((q, qk[:, self.shape.num_heads :]), dim=1)
-        return rotate(_pairs_apart(qk, cos.shape[-1]) if self.shape.neighbor_rope else qk, cos, sin)
+        pairs = _pairs_apart(qk, cos.shape[-1]) if self.shape.neighbor_rope else qk
+        return rotate(pairs, cos, sin).to(qk.dtype)
 
     def _normed(
         self, q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor

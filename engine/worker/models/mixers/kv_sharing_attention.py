@@ -23,6 +23,10 @@ class KvSharingAttention(SelfAttention):
         """``shape``: with the heads of this layer."""
         super().__init__(shape, shape.attention_index(layer), build)
         self._values = values
+        readers = [other for other, kv in enumerate(shape.kv_of) if kv == self._index]
+        self._is_shared = len(readers) > 1
+        self._is_last = bool(readers) and layer == readers[-1]
+        """Whether no later layer attends to the same keys and values."""
         self.has_keys = shape.has_own_kv(layer)
         self.has_values = self.has_keys and not shape.layer_heads[layer].keys_are_values
         sizes = shape.query_size + shape.kv_size * (self.has_keys + self.has_values)
@@ -38,11 +42,15 @@ class KvSharingAttention(SelfAttention):
         heads = self.qkv(x).view(len(x), -1, shape.head_dim)
         assert self.q_norm is not None
         query = rotate(normed(heads[:, : shape.num_heads], self.q_norm, shape), cos, sin)
+        shared = self._values.keys_and_values
         if self.has_keys:
-            new = self._keys_and_values(heads[:, shape.num_heads :], cos, sin)
-            self._values.keys_and_values[self._index] = new
-        # A layer without keys writes those of the other layer once more: the same numbers to the same place.
-        key, value = self._values.keys_and_values[self._index]
+            key, value = self._keys_and_values(heads[:, shape.num_heads :], cos, sin)
+        else:  # it writes those of the other layer once more: the same numbers to the same place
+            key, value = shared[self._index]
+        if self._is_last:
+            shared.pop(self._index, None)
+        elif self._is_shared:
+            shared[self._index] = key, value
         attended = attention.attend(
             self._index,
             query,
@@ -63,9 +71,8 @@ class KvSharingAttention(SelfAttention):
         assert self.k_norm is not None
         keys = heads[:, : shape.num_kv_heads]
         values = heads[:, shape.num_kv_heads :] if self.has_values else keys
-        return rotate(normed(keys, self.k_norm, shape), cos, sin), rms_norm(
-            values, values.shape[2:], eps=shape.norm_eps
-        )
+        rotated = rotate(normed(keys, self.k_norm, shape), cos, sin)
+        return rotated, rms_norm(values, values.shape[2:], eps=shape.norm_eps)
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""
