@@ -98,18 +98,16 @@ class _Wire:
         self._has_spoken = False
         """Whether an event has been sent; before that only a comment is a valid keep-alive."""
         self._complete = False
-        self._is_sending = False
-        """Whether an event waits for a client that does not read: nothing else may be sent in between."""
+        self._sending = asyncio.Lock()
+        """Held while anything waits for a client that does not read: nothing else may be sent in between, and
+        an event that a sign of life follows comes before it."""
         self._sent_at = self._event_at = self._now()
         """When anything was last sent, and when an event that clients count."""
 
     async def send(self, message: Message) -> None:
         self._complete = self._started and not message.get("more_body", False)
-        self._is_sending = True
-        try:
+        async with self._sending:
             await self._send(message)
-        finally:
-            self._is_sending = False
         self._has_spoken = self._started
         self._started = True
         self._sent_at = self._event_at = self._now()
@@ -120,9 +118,10 @@ class _Wire:
             silence_s = self._now() - self._sent_at
             if silence_s < interval_s:
                 await asyncio.sleep(interval_s - silence_s)
-            elif self._started and not self._is_sending:
-                sign = self._sign(interval_s)
-                await self._send({"type": "http.response.body", "body": sign, "more_body": True})
+            elif self._started and not self._sending.locked():
+                async with self._sending:
+                    sign = self._sign(interval_s)
+                    await self._send({"type": "http.response.body", "body": sign, "more_body": True})
                 self._sent_at = self._now()
             else:
                 await asyncio.sleep(interval_s)

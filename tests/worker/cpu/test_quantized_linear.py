@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -184,11 +185,12 @@ def _wait_for_pools_of_other_tests() -> None:
 
 
 def test_what_cannot_be_rounded_is_said(model_folders: ModelFolders) -> None:
-    """An unknown kind, and a model without native code, are refused in one sentence that names the field."""
+    """An unknown kind, and weights that are no linears', are refused in one sentence that names the field."""
     with pytest.raises(ConfigError, match="quantization must be one of int8, int4, got 'int3'"):
         LLM(str(model_folders("llama")), quantization="int3")
-    with pytest.raises(ConfigError, match="quantization: int8 needs a model with a native"):
-        LLM(str(model_folders("phi")), quantization="int8", multiprocess=False)
+    options: dict[str, Any] = {"quantization": "int8", "model_impl": "transformers"}
+    with pytest.raises(ConfigError, match=r"quantization: int8 needs a model whose weights are those of lin"):
+        LLM(str(model_folders("gpt-oss")), multiprocess=False, **options)
 
 
 @pytest.mark.parametrize("num_inputs", [8, 20, 24, 56])

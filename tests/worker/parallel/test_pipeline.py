@@ -114,7 +114,7 @@ def test_heads_and_indexers_that_differ_are_in_each_stage(name: str, tmp_path: P
     ("name", "size", "sentence"),
     [
         ("gemma4-small", 2, "its layers attend to keys and values of others"),
-        ("glm-5", 4, "layer 1 would begin a stage, but it attends to the tokens that a layer before it"),
+        ("glm-5", 4, "layer [13] would begin a stage, but it attends to the tokens that a layer before it"),
     ],
 )
 def test_layers_that_need_others_stay_in_one_stage(
