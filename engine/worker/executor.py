@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -13,8 +13,6 @@ from engine.core.offload.disk_tier import max_disk_writes
 from engine.core.outputs import SchedulerOutput
 from engine.errors import EngineError, RequestError
 from engine.executor import ModelInfo, PendingOutput
-from engine.records.kv_cache_groups import KVCacheGroup
-from engine.records.routed_experts import RoutedExpertsSpec
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.layer_places import LayerPlaces
@@ -27,7 +25,7 @@ from engine.worker.kv_tiers.device_host_pool import select_host_pool
 from engine.worker.kv_tiers.disk_level import open_disk
 from engine.worker.kv_tiers.host_pool import HostTransfers, choose_num_host_blocks
 from engine.worker.kv_transfer.shared_kv import SharedKV
-from engine.worker.layer_groups import cached_heads, choose_groups, groups_here
+from engine.worker.layer_groups import cache_spec, choose_groups, groups_here
 from engine.worker.loading.loader import LoadedModel
 from engine.worker.loading.model_folder import choose_device
 from engine.worker.lora.adapter_store import AdapterStore, open_adapters
@@ -88,7 +86,11 @@ class UniProcExecutor:
         all_groups = choose_groups(loaded.model, config.cache)
         routed_experts = choose_routed_experts(config.model, loaded.model, all_groups)
         self._adapters = open_adapters(loaded.model, config.lora, group, attention)
-        spec = _kv_cache_spec(loaded, groups_here(loaded.model, all_groups), routed_experts, config)
+        groups = groups_here(loaded.model, all_groups)
+        dtype = storage_dtype(config.cache, loaded.dtype)
+        spec = cache_spec(loaded.model, groups, dtype, config.cache.block_size)
+        if routed_experts is not None:
+            spec = replace(spec, routing_bytes_per_token=routed_experts.bytes_per_token)
         drafter, spec = beside_drafter(config, loaded, spec)
         step_bytes = _measure_steps(loaded, attention, spec, config, group)
         room = loaded.max_model_len, loaded.device, step_bytes, group
@@ -203,24 +205,6 @@ def _choose_attention(config: EngineConfig) -> str:
     if config.speculative is not None and config.speculative.has_weights:
         check_setup(config.speculative, config.model, device, attention)
     return attention
-
-
-def _kv_cache_spec(
-    loaded: LoadedModel,
-    groups: tuple[KVCacheGroup, ...],
-    routed_experts: RoutedExpertsSpec | None,
-    config: EngineConfig,
-) -> KvCacheSpec:
-    return KvCacheSpec(
-        groups=groups,
-        num_kv_heads=loaded.model.num_kv_heads,
-        head_dim=loaded.model.head_dim,
-        dtype=storage_dtype(config.cache, loaded.dtype),
-        block_size=config.cache.block_size,
-        num_vectors=loaded.model.num_kv_vectors,
-        layer_heads=cached_heads(loaded.model),
-        routing_bytes_per_token=0 if routed_experts is None else routed_experts.bytes_per_token,
-    )
 
 
 def _choose_sizes(

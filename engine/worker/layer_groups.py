@@ -1,4 +1,4 @@
-"""Decides which layers of a model share a block table."""
+"""Decides which layers of a model share a block table, and what their cache looks like."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from math import lcm
 
+import torch
 from msgspec.structs import replace
 
 from engine.config.engine_config import CacheConfig
 from engine.errors import ConfigError
 from engine.records.kv_cache_groups import KVCacheGroup, groups_of, num_slots, one_group
+from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
 
@@ -61,6 +63,21 @@ def cached_heads(model: CausalModel) -> tuple[tuple[int, int], ...]:
     if not heads or not isinstance(model, Decoder) or model.is_whole:
         return heads
     return tuple(heads[layer] for layer in model.layer_numbers)
+
+
+def cache_spec(
+    model: CausalModel, groups: tuple[KVCacheGroup, ...], dtype: torch.dtype, block_size: int
+) -> KvCacheSpec:
+    """The spec of a model's cache, whose numbers are of ``dtype``. ``groups``: of this stage's layers."""
+    return KvCacheSpec(
+        groups=groups,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype,
+        block_size=block_size,
+        num_vectors=model.num_kv_vectors,
+        layer_heads=cached_heads(model),
+    )
 
 
 def groups_here(model: CausalModel, groups: tuple[KVCacheGroup, ...]) -> tuple[KVCacheGroup, ...]:

@@ -13,9 +13,9 @@ from engine.config.engine_config import CacheConfig, EngineConfig, ModelConfig, 
 from engine.core.outputs import CachedRequestData, NewRequestData, SchedulerOutput
 from engine.records.kv_cache_groups import KVCacheGroup
 from engine.records.sampling_params import SamplingParams
-from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.cpu.backend import CPUBackend
 from engine.worker.cpu.compiled_decoder import CompiledDecoder, with_compiled_steps
+from engine.worker.layer_groups import cache_spec
 from engine.worker.loading.loader import load_model
 from engine.worker.models.base import CausalModel
 from engine.worker.parallel.group import ALONE
@@ -64,7 +64,7 @@ class HandPlans:
         loaded = load_model(self.config.model)
         model = loaded.model
         self.groups = tuple(groups(model))
-        spec = KvCacheSpec(self.groups, model.num_kv_heads, model.head_dim, loaded.dtype, BLOCK_SIZE)
+        spec = cache_spec(model, self.groups, loaded.dtype, BLOCK_SIZE)
         self.pool = spec.allocate(num_blocks, torch.device("cpu"))
         self.pool[1:] = torch.nan
         self._has_compiled_steps = False

@@ -35,7 +35,7 @@ class IndexQueries:
 class LatentChoice:
     """How a layer chooses the latents that each query attends to."""
 
-    most: int
+    top_k: int
     """The number of tokens that are chosen; sequences with no more attend to all of theirs."""
     index_dim: int
     """The size of the indexer's key, the last numbers of a latent in the cache."""
@@ -70,11 +70,11 @@ class ChosenTokens:
         """The tokens that each query attends to, chosen by this layer or one before it.
 
         ``first_token``: the number of the first query token in the step. keys [seq_len, index_dim] of the
-        sequence; positions [num_queries] -> [num_queries, at most ``choice.most``]
+        sequence; positions [num_queries] -> [num_queries, at most ``choice.top_k``]
         """
         if choice.own is not None:
             queries = choice.own.of_tokens(first_token, first_token + len(positions))
-            self.by_token[first_token] = chosen_tokens(queries, keys, positions, choice.most)
+            self.by_token[first_token] = chosen_tokens(queries, keys, positions, choice.top_k)
         return self.by_token[first_token]
 
 
@@ -111,12 +111,12 @@ def attend_sequences(
 
 
 def chosen_tokens(
-    index: IndexQueries, keys: torch.Tensor, positions: torch.Tensor, most: int
+    index: IndexQueries, keys: torch.Tensor, positions: torch.Tensor, top_k: int
 ) -> torch.Tensor:
     """The tokens with the highest scores among those up to each query's position, in any order; later ones
     only where there are no others.
 
-    keys [seq_len, index_dim]; positions [num_queries] -> [num_queries, min(most, seq_len)]
+    keys [seq_len, index_dim]; positions [num_queries] -> [num_queries, min(top_k, seq_len)]
     """
     num_queries, num_heads, index_dim = index.queries.shape
     seq_len = len(keys)
@@ -129,7 +129,7 @@ def chosen_tokens(
         scores = relu((index.queries[part].float() @ transposed) * index_dim**-0.5)
         totals = (index.weights[part, None] @ scores)[:, 0]
         totals = totals.masked_fill_(places > positions[part, None], -torch.inf)
-        chosen.append(totals.topk(min(most, seq_len), sorted=False).indices)
+        chosen.append(totals.topk(min(top_k, seq_len), sorted=False).indices)
     return torch.cat(chosen)
 
 

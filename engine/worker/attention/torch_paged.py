@@ -105,7 +105,7 @@ class TorchPagedAttention:
         cache = self._pool[:, slot, 0]
         latent = latent[:, None]
         cache[step.slot_blocks, step.slot_offsets] = latent
-        if choice is not None and step.longest > choice.most:
+        if choice is not None and step.longest > choice.top_k:
             sequences = step.all_sequences()
             output = query.new_empty((*query.shape[:2], value_size))
             attend_sequences(

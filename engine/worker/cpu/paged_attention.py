@@ -154,26 +154,26 @@ class CpuPagedAttention:
         heads.window = heads.chunk = 0
         heads.soft_cap = 0.0
         heads.sinks = None
-        most = None if choice is None else choice.most
-        for start, end, first_token in _spans(of_group, most):
+        top_k = None if choice is None else choice.top_k
+        for start, end, first_token in _spans(of_group, top_k):
             self._point_to(query, key, key, output, first_token)
             sequences = _addresses(of_group, start, end)
             self._kernel.attend_latent(self._address, sequences, slot, heads, self._num_threads)
-        if choice is not None and of_group.seq_lens.max() > choice.most:
+        if choice is not None and of_group.seq_lens.max() > choice.top_k:
             cache = self._pool[:, slot, 0]
             cache[torch.from_numpy(of_group.slot_blocks), torch.from_numpy(of_group.slot_offsets)] = key
-            longer = self._longer_than(group, choice.most)
+            longer = self._longer_than(group, choice.top_k)
             attend_sequences(
                 output, cache, longer, query, choice, self._chosen, value_size=value_size, scale=scale
             )
         return output[..., :value_size]
 
-    def _longer_than(self, group: int, most: int) -> list[LatentSequence]:
+    def _longer_than(self, group: int, top_k: int) -> list[LatentSequence]:
         """The sequences of a group with more tokens; layers share them."""
         assert self._batch is not None, "a step begins first"
         if group not in self._longer:
             every = latent_sequences(self._batch.by_group[group], self._pool.shape[3], self._pool.device)
-            self._longer[group] = [each for each in every if each.seq_len > most]
+            self._longer[group] = [each for each in every if each.seq_len > top_k]
         return self._longer[group]
 
     def _rows(self, x: torch.Tensor) -> torch.Tensor:
@@ -202,15 +202,15 @@ class CpuPagedAttention:
         heads.output = output.data_ptr() + first_token * heads.output_stride * size
 
 
-def _spans(batch: AttentionBatch, most: int | None) -> Iterator[tuple[int, int, int]]:
+def _spans(batch: AttentionBatch, top_k: int | None) -> Iterator[tuple[int, int, int]]:
     """Runs of sequences with at most so many tokens (None: all): the first, the one after the last, and the
     first one's first query token."""
     num_seqs = len(batch.query_lens)
-    if most is None or batch.seq_lens.max(initial=0) <= most:
+    if top_k is None or batch.seq_lens.max(initial=0) <= top_k:
         yield 0, num_seqs, 0
         return
     first_tokens = np.cumsum(batch.query_lens) - batch.query_lens
-    is_short = np.concatenate(([False], batch.seq_lens <= most, [False]))
+    is_short = np.concatenate(([False], batch.seq_lens <= top_k, [False]))
     bounds = np.flatnonzero(is_short[1:] != is_short[:-1]).tolist()
     for start, end in zip(bounds[::2], bounds[1::2], strict=True):
         yield start, end, int(first_tokens[start])

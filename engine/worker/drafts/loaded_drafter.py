@@ -21,6 +21,7 @@ from engine.worker.drafts.drafter import DraftNetwork, WorkerDrafter
 from engine.worker.drafts.head_loading import load_eagle_head, load_prediction_head
 from engine.worker.drafts.head_network import HeadNetwork
 from engine.worker.drafts.shared_blocks import KvPool
+from engine.worker.layer_groups import cache_spec
 from engine.worker.loading.loader import LoadedModel
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.hidden_tap import HiddenTap
@@ -93,14 +94,7 @@ def _load_model(
     drafting = load_draft_model(wanted.model, config.model)
     model = drafting.model
     return LoadedDrafter(
-        KvCacheSpec(
-            one_group(model.num_layers),
-            model.num_kv_heads,
-            model.head_dim,
-            drafting.dtype,
-            spec.block_size,
-            model.num_kv_vectors,
-        ),
+        cache_spec(model, one_group(model.num_layers), drafting.dtype, spec.block_size),
         lambda backend: DraftModel(
             with_compiled_steps(model, backend), drafting.vocab_size, target.vocab_size
         ),

@@ -136,7 +136,7 @@ class TritonPagedAttention:
         self.write(layer, latent[:, None], latent[:, None])
         num_uniform = batch.num_uniform_tokens
         output = query.new_empty((*query.shape[:2], value_size))
-        if choice is not None and longest_of(batch) > choice.most:
+        if choice is not None and longest_of(batch) > choice.top_k:
             sequences = sequences_of(batch, latents.shape[1])
             attend_sequences(
                 output,

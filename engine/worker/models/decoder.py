@@ -134,7 +134,7 @@ class Decoder(nn.Module):
         sizes = {kind: self._rotary_size(layer) for layer, kind in enumerate(self.rope_kinds)}
         mixed = self.shape.mixed_rope
         self.ropes = {
-            kind: QueryFactors(mixed)
+            kind: QueryFactors(mixed.growth)
             if mixed is not None and kind == NO_ROPE
             else RotaryEmbedding(self.config, size, device, kind, self.shape.query_growth)
             for kind, size in sizes.items()

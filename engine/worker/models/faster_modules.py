@@ -22,8 +22,6 @@ from engine.worker.parallel.group import ALONE
 
 _ROUTERS = frozenset({"gate", "router"})
 """Names of linears that choose experts, which are not quantized."""
-
-
 _PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "top_k")
 """Names of the number of experts of a token."""
 _ROUNDING = 2.0**-7

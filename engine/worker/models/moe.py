@@ -37,7 +37,7 @@ class Experts(nn.Module):
     @property
     def first(self) -> int:
         """The number of this rank's first expert."""
-        return self._place[0] * self.shape.num_local_experts if self.shape.by_rank else 0
+        return self.shape.first_expert(self._place[0])
 
     @property
     def added_bias(self) -> torch.Tensor | None:
@@ -121,7 +121,7 @@ class SquaredExperts(nn.Module):
     @property
     def first(self) -> int:
         """The number of this rank's first expert."""
-        return self._place[0] * self.shape.num_local_experts if self.shape.by_rank else 0
+        return self.shape.first_expert(self._place[0])
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The weighted sum of this rank's experts for each token. x [num_tokens, hidden_size]; experts,

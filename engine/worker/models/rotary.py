@@ -143,6 +143,13 @@ def _stretched(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.T
     return stretched
 
 
+def pairs_apart(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Move the first numbers of rotated pairs that are neighbors to the front, as ``rotate`` takes them. Done
+    to queries and keys alike, it changes no dot product. x [num_tokens, heads, head_dim], of which the first
+    ``width`` numbers are rotated -> the same shape"""
+    return torch.cat((x[..., :width:2], x[..., 1:width:2], x[..., width:]), dim=-1)
+
+
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate each pair (i, i + width / 2) of the first ``width`` numbers of x [num_tokens, heads, head_dim].
 

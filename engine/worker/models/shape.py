@@ -118,6 +118,10 @@ class SparseShape:
         """The number of experts that a rank has, whole or in part."""
         return self.routing.num_experts // self.num_ranks if self.by_rank else self.routing.num_experts
 
+    def first_expert(self, rank: int) -> int:
+        """The number of the first expert that a rank has."""
+        return rank * self.num_local_experts if self.by_rank else 0
+
     def of_rank(self, num_ranks: int, *, experts_by_rank: bool, num_cores: int = 1) -> SparseShape:
         """The shape of each rank's part; ``num_cores`` share the experts. ConfigError if it cannot be split
         that way."""
@@ -163,7 +167,7 @@ class IndexShape:
     num_heads: int
     head_dim: int
     """The size of a head's query, and of a token's key; its first ``rope_dim`` numbers are rotated."""
-    most: int
+    top_k: int
     """The number of tokens that are chosen."""
     interleaved: bool
     """Whether the numbers of a rotated pair are neighbors."""
@@ -214,14 +218,23 @@ class LatentShape:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries that grow with their position, so that attention stays sharp over long contexts
+    (``attn_temperature_tuning`` in configs): at position p they are multiplied by
+    1 + growth * log(1 + floor(p / interval))."""
+
+    growth: float
+    interval: int
+
+
+@dataclass(frozen=True, slots=True)
 class MixedRope:
     """Rope in some layers; see ``MixedRopeAttention``."""
 
     unit_heads: bool
     """Whether layers that rotate queries and keys normalize them afterwards, without a weight."""
-    growth: float
-    """Layers without rope multiply the query at p by 1 + growth * log(1 + floor((p + 1) / interval))."""
-    interval: int
+    growth: QueryGrowth
+    """Of layers without rope, for positions that count from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,15 +267,6 @@ class LayerInputShape:
     vocab_size: int
     size: int
     """The numbers of a token's embedding for one layer."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueryGrowth:
-    """Queries that grow with their position, so that attention stays sharp over long contexts: at position p
-    they are multiplied by 1 + growth * log(1 + floor(p / interval))."""
-
-    growth: float
-    interval: int
 
 
 @dataclass(frozen=True, slots=True)

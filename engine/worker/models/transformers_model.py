@@ -39,8 +39,6 @@ _WITHOUT_BEARING = frozenset(
 )
 """Arguments of the attention interface that add nothing to the mask; dropout is for training. Any other
 argument that ``TransformersModel`` does not name changes the result of attention, or may."""
-
-
 _TRIAL_ERRORS = (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NameError)
 _PACKED = 0.05
 _QUANTIZED = 0.5

@@ -13,6 +13,7 @@ from engine.worker.models.shape import (
     DenseShape,
     ExpertNames,
     MixedRope,
+    QueryGrowth,
     Routing,
     SparseShape,
 )
@@ -49,7 +50,7 @@ def llama4_shape(config: Any) -> DecoderShape:
 
 def _mixed_rope(config: Any) -> MixedRope:
     growth = config.attn_scale if config.attn_temperature_tuning else 0.0
-    return MixedRope(bool(config.use_qk_norm), growth, config.floor_scale)
+    return MixedRope(bool(config.use_qk_norm), QueryGrowth(growth, config.floor_scale))
 
 
 def _sparse_shape(config: Any) -> SparseShape:

@@ -10,7 +10,7 @@ from engine.worker.attention.backend import AttentionBackend
 from engine.worker.loading.tensor_part import Section, SectionedPart, TensorPart
 from engine.worker.models.builder import Builder
 from engine.worker.models.norms import normed
-from engine.worker.models.rotary import rotate
+from engine.worker.models.rotary import pairs_apart, rotate
 from engine.worker.models.shape import DecoderShape
 
 
@@ -94,7 +94,7 @@ class SelfAttention(nn.Module):
             qk = rotate(qk, cos[..., :-1], sin)
             q = qk[:, : self.shape.num_heads] * cos[..., -1:]
             return torch.cat((q, qk[:, self.shape.num_heads :]), dim=1)
-        pairs = _pairs_apart(qk, cos.shape[-1]) if self.shape.neighbor_rope else qk
+        pairs = pairs_apart(qk, cos.shape[-1]) if self.shape.neighbor_rope else qk
         return rotate(pairs, cos, sin).to(qk.dtype)
 
     def _normed(
@@ -151,9 +151,3 @@ class SelfAttention(nn.Module):
         if self.output.bias is not None:
             parts["o_proj.bias"] = TensorPart(self.output.bias)
         return parts
-
-
-def _pairs_apart(x: torch.Tensor, width: int) -> torch.Tensor:
-    """Moves the first numbers of rotated pairs to the front, for queries and keys alike, which changes no dot
-    product. x [num_tokens, heads, head_dim], of which ``width`` numbers are rotated -> the same shape"""
-    return torch.cat((x[..., :width:2], x[..., 1:width:2], x[..., width:]), dim=-1)

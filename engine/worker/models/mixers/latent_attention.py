@@ -16,7 +16,7 @@ from engine.worker.attention.chosen_latents import IndexQueries, LatentChoice
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.builder import Builder
 from engine.worker.models.mixers.latent_indexer import LatentIndexer
-from engine.worker.models.rotary import rotate
+from engine.worker.models.rotary import pairs_apart, rotate
 from engine.worker.models.shape import DecoderShape, IndexShape, LatentShape
 
 _NORM_EPS = 1e-6
@@ -75,7 +75,7 @@ class LatentAttention(nn.Module):
             absorbed = pad(absorbed, (0, latent.index.head_dim))
             key, queries = self._indexed(x, q, cos, sin, latent.index)
             own.append(key)
-            choice = LatentChoice(latent.index.most, latent.index.head_dim, queries)
+            choice = LatentChoice(latent.index.top_k, latent.index.head_dim, queries)
         attended = attention.attend_latent(
             self._index,
             absorbed,
@@ -110,11 +110,9 @@ class LatentAttention(nn.Module):
         return torch.cat((absorbed.transpose(0, 1), self._rotated(rope, cos, sin)), dim=-1)
 
     def _rotated(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """x [num_tokens, heads, rope_dim], rotated. If pairs are neighbors, this moves their first numbers to
-        the front, for queries and keys alike, which does not change their dot products."""
-        if self._latent.interleaved:
-            x = torch.cat((x[..., ::2], x[..., 1::2]), dim=-1)
-        return rotate(x, cos, sin)
+        """x [num_tokens, heads, rope_dim] -> the same shape"""
+        pairs = pairs_apart(x, cos.shape[-1]) if self._latent.interleaved else x
+        return rotate(pairs, cos, sin)
 
     def split_maps(self) -> None:
         """Store the loaded maps in the layout in which they are multiplied: torch would copy strided ones in

@@ -14,7 +14,7 @@ from torch.nn.functional import layer_norm, linear
 from engine.worker.attention.chosen_latents import IndexQueries
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.builder import Builder
-from engine.worker.models.rotary import rotate
+from engine.worker.models.rotary import pairs_apart, rotate
 from engine.worker.models.shape import LatentShape
 
 _NORM_EPS = 1e-6
@@ -50,12 +50,9 @@ class LatentIndexer(nn.Module):
         return IndexQueries(self._rotated(heads, cos, sin), weights)
 
     def _rotated(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """x [num_tokens, heads, head_dim] with its first numbers rotated. If pairs are neighbors, this moves
-        their first numbers to the front, for queries and keys alike, which changes no dot product."""
-        width = cos.shape[-1]
-        if self._shape.interleaved:
-            x = torch.cat((x[..., :width:2], x[..., 1:width:2], x[..., width:]), dim=-1)
-        return rotate(x, cos, sin)
+        """x [num_tokens, heads, head_dim] with its first numbers rotated -> the same shape"""
+        pairs = pairs_apart(x, cos.shape[-1]) if self._shape.interleaved else x
+        return rotate(pairs, cos, sin)
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""

@@ -8,8 +8,8 @@ from torch.nn.functional import rms_norm
 
 from engine.worker.models.builder import Builder
 from engine.worker.models.mixers.attention import SelfAttention
-from engine.worker.models.rotary import rotate
-from engine.worker.models.shape import NO_ROPE, DecoderShape, MixedRope
+from engine.worker.models.rotary import grown, pairs_apart, rotate
+from engine.worker.models.shape import NO_ROPE, DecoderShape, MixedRope, QueryGrowth
 
 
 class MixedRopeAttention(SelfAttention):
@@ -22,17 +22,13 @@ class MixedRopeAttention(SelfAttention):
         self._unit_heads = mixed.unit_heads
 
     def _positioned(self, qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """See SelfAttention. In layers without rope, ``cos`` holds the factors of ``QueryFactors``.
-
-        The pairs that are rotated are neighbors. This moves their first numbers to the front, for queries and
-        keys alike, which does not change their dot products.
-        """
+        """See SelfAttention. In layers without rope, ``cos`` holds the factors of ``QueryFactors``; in the
+        others, the pairs that are rotated are neighbors."""
         if not self._is_rotated:
             q = qk[:, : self.shape.num_heads]
             k = qk[:, self.shape.num_heads :]
             return torch.cat(((q * cos).to(qk.dtype), k), dim=1)
-        pairs = torch.cat((qk[..., ::2], qk[..., 1::2]), dim=-1).float()
-        rotated = rotate(pairs, cos, sin).to(qk.dtype)
+        rotated = rotate(pairs_apart(qk, cos.shape[-1]).float(), cos, sin).to(qk.dtype)
         if not self._unit_heads:
             return rotated
         return rms_norm(rotated.float(), rotated.shape[-1:], eps=self.shape.norm_eps).to(qk.dtype)
@@ -40,13 +36,12 @@ class MixedRopeAttention(SelfAttention):
 
 class QueryFactors:
     """Replaces the angles of a rope by factors of queries at each position (a form of arXiv:2501.19399 that
-    grows in steps)."""
+    grows in steps). Positions count from 1 here."""
 
-    def __init__(self, mixed: MixedRope) -> None:
-        self._mixed = mixed
+    def __init__(self, growth: QueryGrowth) -> None:
+        self._growth = growth
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """positions [num_tokens] -> the factors [num_tokens, 1, 1], twice"""
-        steps = torch.floor((positions[:, None, None].float() + 1.0) / self._mixed.interval)
-        factors = (1.0 + self._mixed.growth * torch.log1p(steps)).to(dtype)
+        factors = grown(positions + 1, self._growth).to(dtype)
         return factors, factors
