@@ -234,7 +234,7 @@ class MixedRope:
     unit_heads: bool
     """Whether layers that rotate queries and keys normalize them afterwards, without a weight."""
     growth: QueryGrowth
-    """Of layers without rope, for positions that count from 1."""
+    """How queries grow in layers without rope, where positions count from 1."""
 
 
 @dataclass(frozen=True, slots=True)
