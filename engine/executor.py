@@ -12,7 +12,7 @@ from engine.core.offload.disk_tier import DiskLevel
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.errors import EngineError
 from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
-from engine.records.picture import PictureModel
+from engine.records.media import MediaModels
 from engine.records.pooling import PoolingModel
 from engine.records.routed_experts import RoutedExpertsSpec
 
@@ -42,8 +42,8 @@ class ModelInfo:
     """The first rank's folder of KV that servers share; None without one."""
     pooling: PoolingModel | None = None
     """Properties of a pooling model; None: the model generates."""
-    pictures: PictureModel | None = None
-    """How the model reads pictures; None: it reads text only."""
+    media: MediaModels | None = None
+    """How the model reads pictures and audio; None: it reads text only."""
 
 
 class PendingOutput(Protocol):

@@ -21,8 +21,8 @@ from engine.core.offload.disk_tier import DiskLevel
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.errors import EngineError, ModelLoadError
 from engine.executor import FinishedOutput, ModelInfo, PendingOutput
+from engine.records.media import MediaModels
 from engine.records.messages import TokenLogprobs
-from engine.records.picture import PictureModel
 from engine.records.sampling_params import SamplingParams
 
 BYTES_PER_BLOCK = 2**20
@@ -51,8 +51,8 @@ class FakeExecutorFactory:
     """Steps until a load from the host tier is reported as done; 1 is the step that started it."""
     fail_load: int | None = None
     """Fail this load, counted from 1."""
-    pictures: PictureModel | None = None
-    """How it reads pictures; their pixels change no token."""
+    media: MediaModels | None = None
+    """How it reads pictures and audio, which change no token."""
     gate: Path | None = None
     """A named pipe: no step returns before a test has opened it for writing and closed it again."""
 
@@ -102,7 +102,7 @@ class FakeExecutor:
             dtype="float32",
             num_host_blocks=config.cache.num_host_blocks(BYTES_PER_BLOCK),
             disk_level=_disk_level(config.cache),
-            pictures=behavior.pictures,
+            media=behavior.media,
         )
 
     @property

@@ -74,9 +74,9 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     max_loras: int = 0
     """Maximum number of adapters of running requests; 0: there are none."""
     encoder_cache_size: int = 0
-    """Number of embeddings of pictures that are cached; 0: the model reads no pictures."""
+    """Number of embeddings of pictures and clips that are cached; 0: the model reads text only."""
     max_encoder_input_tokens: int = 0
-    """Maximum number of embeddings of pictures that a step computes."""
+    """Maximum number of embeddings of pictures and clips that a step computes."""
     disable_chunked_mm_input: bool = False
     """Whether a step ends before a picture that does not fit as a whole."""
     max_num_batched_tokens: int = 0
@@ -179,7 +179,7 @@ class RequestArrived(
     adapter: str | None = None
     """Name and digest of its adapter."""
     media: list[tuple[str, int, int]] = []
-    """Pictures of its prompt: the name of its content, its first token and its number of tokens."""
+    """Pictures and clips of its prompt: the name of its content, its first token and its number of tokens."""
     num_replies: int | None = None
     """Number of the model's messages in the prompt; None: not counted."""
     num_results: int | None = None

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from continuum.cli.flag_group import defaults_of, flag_of
 from continuum.cli.lora_flags import lora_config
-from continuum.cli.picture_flags import picture_limits_of
+from continuum.cli.media_flags import media_limits_of
 from continuum.cli.serve_flags import API_KEY_VARIABLE
 from continuum.config import ContinuumConfig
 from engine.api.config import AccessConfig, LimitsConfig, ServerConfig, TlsConfig
@@ -43,7 +43,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration of the engine core."""
     kv_transfer = read_kv_transfer_config(args.kv_transfer_config)
     return EngineConfig(
-        model=_record(ModelConfig, args, **picture_limits_of(args)),
+        model=_record(ModelConfig, args, **media_limits_of(args)),
         cache=with_offloading(_record(CacheConfig, args), kv_transfer),
         kv_transfer=kv_transfer,
         scheduler=_record(SchedulerConfig, args, max_loras=None),

@@ -6,8 +6,8 @@ import argparse
 
 from continuum.cli.flag_group import FlagGroup, number
 from continuum.cli.lora_flags import add_lora_flags
+from continuum.cli.media_flags import add_media_flags
 from continuum.cli.parallel_flags import add_parallelism_flags
-from continuum.cli.picture_flags import add_picture_flags
 from continuum.cli.pooling_flags import add_pooling_flags
 from continuum.config import TTL_RULES, ContinuumConfig
 from engine.api.config import DEFAULT_THINKING, AccessConfig, LimitsConfig, ServerConfig
@@ -62,7 +62,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model_flags(FlagGroup(parser, "model", ModelConfig))
     add_lora_flags(parser)
     add_pooling_flags(parser)
-    add_picture_flags(parser)
+    add_media_flags(parser)
     add_parallelism_flags(FlagGroup(parser, "parallelism", ModelConfig, ParallelConfig, ServerConfig))
     _add_cache_flags(FlagGroup(parser, "memory and KV cache", CacheConfig, ModelConfig))
     _add_offloading_flags(FlagGroup(parser, "KV offloading", CacheConfig))

@@ -96,7 +96,9 @@ class ModelConfig:
     enable_return_routed_experts: bool = False
     """Return the experts of each token with the last output of a request."""
     max_pictures: int = 64
-    """The most pictures of a prompt, for a model that reads them; 0: the model serves text only."""
+    """The most pictures of a prompt, for a model that reads them; 0: the model reads none."""
+    max_clips: int = 16
+    """The most audio clips of a prompt, for a model that reads them; 0: the model reads none."""
     min_pixels: int | None = None
     """Smaller pictures are enlarged to this number of pixels; by default what the model's folder says."""
     max_pixels: int | None = None
@@ -113,6 +115,7 @@ class ModelConfig:
         at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
         at_least("max_pictures", self.max_pictures, 0)
+        at_least("max_clips", self.max_clips, 0)
         one_of("distributed_executor_backend", self.distributed_executor_backend, EXECUTOR_BACKENDS)
         if self.tensor_parallel_size > 1 and self.quantization is not None:
             raise ConfigError("quantization and tensor_parallel_size > 1 cannot be combined.")

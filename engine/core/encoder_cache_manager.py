@@ -1,4 +1,5 @@
-"""Decides which pictures the encoder computes in a step, and which outputs are kept: V1's encoder cache.
+"""Decides which pictures and clips the encoder computes in a step, and which outputs are kept: V1's encoder
+cache. Both are called pictures here.
 
 The tokens of a picture are computed from the encoder's whole output for it. An output is kept until no
 request needs it, and then while there is space: another request with the same picture, or this one after a
@@ -32,7 +33,7 @@ class _Output:
     """Pictures whose tokens are still to be computed from it."""
 
 
-class PictureLimit(ChunkLimit):
+class MediaLimit(ChunkLimit):
     """Limits the pictures of a step. Once a request waits for a picture, other waiting requests with pictures
     wait, too; those without pictures pass, as they take nothing that it waits for."""
 
@@ -59,13 +60,13 @@ class PictureLimit(ChunkLimit):
 class EncoderCacheManager(SchedulerPart):
     """Tracks the outputs of one worker's encoder, by the content hash of their pictures."""
 
-    def __init__(self, cache_size: int, step_size: int, *, whole_pictures: bool = False) -> None:
+    def __init__(self, cache_size: int, step_size: int, *, keeps_whole: bool = False) -> None:
         """``cache_size``: capacity for outputs. ``step_size``: the most that a step computes. Both are in
-        embeddings, and at least one picture's. ``whole_pictures``: cut a step before a picture of which it
+        embeddings, and at least one picture's. ``keeps_whole``: cut a step before a picture of which it
         would compute only some tokens, unless the step begins there."""
         self.cache_size = cache_size
         self.step_size = step_size
-        self.whole_pictures = whole_pictures
+        self.keeps_whole = keeps_whole
         self._outputs: dict[str, _Output] = {}
         self._idle: dict[str, None] = {}
         """Outputs without uses, the longest idle first."""
@@ -91,7 +92,7 @@ class EncoderCacheManager(SchedulerPart):
     # ---- a plan, from its first request to its last ----
 
     def limit(self, step: Step, batch: Batch, inner: tuple[ChunkLimit, ...]) -> ChunkLimit:
-        return PictureLimit(self)
+        return MediaLimit(self)
 
     def cut(self, request: Request, start: int, num_tokens: int) -> int:
         """How many of ``num_tokens`` tokens from ``start`` on a step may compute: those before a picture that
@@ -104,7 +105,7 @@ class EncoderCacheManager(SchedulerPart):
                 continue
             if span.offset >= start + num_tokens:
                 break
-            if self.whole_pictures and start < span.offset and start + num_tokens < span.end:
+            if self.keeps_whole and start < span.offset and start + num_tokens < span.end:
                 return span.offset - start
             if span.content_hash in seen:
                 continue

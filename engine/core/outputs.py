@@ -30,7 +30,7 @@ class NewRequestData:
     """Key of its adapter."""
     pooling: PoolingParams | None = None
     media: Sequence[MediaSpan] = ()
-    """Its prompt's pictures."""
+    """Its prompt's pictures and clips."""
 
 
 @dataclass(slots=True)
@@ -219,9 +219,9 @@ class SchedulerOutput:
     """Draft tokens, by request id: the last of the request's tokens in this step. The worker samples after
     the last known token and after each draft, and accepts drafts while they equal the sampled tokens."""
     scheduled_encoder_inputs: Mapping[str, list[int]] = field(default_factory=dict)
-    """Indices of the pictures that are encoded before the tokens are computed, by request id."""
+    """Indices of the pictures and clips that are encoded before the tokens are computed, by request id."""
     free_encoder_mm_hashes: Sequence[str] = ()
-    """Content hashes of pictures whose encoder outputs are dropped, before that."""
+    """Content hashes of those whose encoder outputs are dropped, before that."""
     trace_step: int | None = None
     """Number of the step in the trace, if there is one."""
     in_wave: bool = False

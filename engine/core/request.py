@@ -254,7 +254,7 @@ class Request:
 
     @property
     def media(self) -> Sequence[MediaSpan]:
-        """Its prompt's pictures."""
+        """Its prompt's pictures and clips."""
         return self.hash_context.media
 
     @property

@@ -24,9 +24,9 @@ from engine.core_process.core_part import CoreParts
 from engine.core_process.saved_prefixes import SavedPrefixes
 from engine.errors import ConfigError, RequestError
 from engine.executor import ModelInfo
-from engine.media.checks import check_pictures
+from engine.media.checks import check_media
+from engine.records.media import MediaModels
 from engine.records.messages import EngineCoreOutput, EngineCoreRequest, EngineReady
-from engine.records.picture import PictureModel
 from engine.records.sampling_params import check_vocabulary
 from engine.tokenization.prompt_encoder import extreme_tokens
 from tracing.tracer import Tracer
@@ -85,7 +85,7 @@ def engine_ready(config: EngineConfig, info: ModelInfo, policy: SchedulingPolicy
         prompt_logprobs=info.prompt_logprobs,
         kv_cache_groups=info.kv_cache_groups,
         pooling=info.pooling,
-        pictures=info.pictures,
+        media=info.media,
         most_draft_bytes=most_bytes(config.speculative),
     )
 
@@ -124,8 +124,8 @@ def make_scheduler(
         scheduler.kv.pool.lives = BlockLifeWatch(config.cache.kv_cache_metrics_sample, time.monotonic)
     if config.speculative is not None:
         scheduler.kv.num_lookahead_tokens = config.speculative.num_lookahead_tokens
-    if info.pictures is not None:
-        scheduler.add_parts(_encoder_cache(config, info.pictures))
+    if info.media is not None:
+        scheduler.add_parts(_encoder_cache(config, info.media))
     if info.routed_experts is not None:
         scheduler.add_parts(RoutedExpertsStore(info.routed_experts, info.num_gpu_blocks, block_size))
     if transfer is not None and transfer.storage_path is not None:
@@ -133,20 +133,20 @@ def make_scheduler(
     return scheduler
 
 
-def _encoder_cache(config: EngineConfig, pictures: PictureModel) -> EncoderCacheManager:
-    """An encoder cache of at least the largest picture, as V1's ``compute_encoder_budget``. ConfigError if
-    that picture must be whole in a step, and does not fit."""
+def _encoder_cache(config: EngineConfig, media: MediaModels) -> EncoderCacheManager:
+    """An encoder cache of at least the largest picture or clip, as V1's ``compute_encoder_budget``.
+    ConfigError if that must be whole in a step, and does not fit."""
     whole = config.scheduler.disable_chunked_mm_input
     most = config.scheduler.max_num_batched_tokens
-    if whole and most < pictures.max_tokens:
+    if whole and most < media.max_tokens:
         raise ConfigError(
-            f"disable_chunked_mm_input needs max_num_batched_tokens of at least {pictures.max_tokens}, the "
-            f"tokens of the largest picture (max_pixels), got {most}."
+            f"disable_chunked_mm_input needs max_num_batched_tokens of at least {media.max_tokens}, the "
+            f"tokens of the largest of its {media.nouns}, got {most}."
         )
     budget = config.scheduler.max_num_encoder_input_tokens or config.scheduler.max_num_batched_tokens
     size = config.scheduler.encoder_cache_size or config.scheduler.max_num_batched_tokens
-    sizes = max(size, pictures.max_tokens), max(budget, pictures.max_tokens)
-    return EncoderCacheManager(*sizes, whole_pictures=whole)
+    sizes = max(size, media.max_tokens), max(budget, media.max_tokens)
+    return EncoderCacheManager(*sizes, keeps_whole=whole)
 
 
 def _caches_prefixes(config: EngineConfig, info: ModelInfo) -> bool:
@@ -203,7 +203,7 @@ def check_request(message: EngineCoreRequest, ready: EngineReady) -> None:
     if not message.prompt_token_ids or num_tokens > most_tokens:
         raise RequestError(f"The prompt has {num_tokens} tokens; 1 to {most_tokens} fit.")
     check_vocabulary("The prompt", extreme_tokens(message.prompt_token_ids), ready.vocab_size)
-    check_pictures(message.media, num_tokens, ready.pictures)
+    check_media(message.media, num_tokens, ready.media)
     params = message.sampling_params
     params.verify()
     params.verify_vocabulary(ready.vocab_size)

@@ -20,7 +20,7 @@ from engine.config.engine_config import (
 from engine.config.kv_events import read_kv_events_config
 from engine.config.kv_transfer import read_kv_transfer_config
 from engine.config.lora import read_lora_config
-from engine.config.media import MediaConfig, picture_limits
+from engine.config.media import MediaConfig, media_limits
 from engine.config.pooling import read_pooling_config
 from engine.config.speculative import read_speculative_config
 from engine.core.policy import PolicyFactory, fcfs
@@ -29,13 +29,13 @@ from engine.errors import ConfigError, RequestError
 from engine.executor import ExecutorFactory
 from engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from engine.frontend.llm_engine import LLMEngine
+from engine.frontend.media_inputs import MediaInputs
 from engine.frontend.options_of_v1 import why_not
-from engine.frontend.picture_inputs import PictureInputs
 from engine.frontend.pooling_methods import PoolingMethods
 from engine.frontend.prompts import GivenPrompt, Prompt, PromptInput, as_inputs, as_prompts
 from engine.frontend.request_output import RequestOutput
 from engine.kv_transfer.offloading import with_offloading
-from engine.media.store import PictureLease
+from engine.media.store import MediaLease
 from engine.model_executor import model_executor
 from engine.policy_loader import load_policy
 from engine.records.adapters import Adapter, LoRARequest, find_adapter
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 POOLING_OPTIONS = ("runner", "pooler_config", "hf_overrides")
 MEDIA_OPTIONS = ("allowed_media_domains", "mm_processor_cache_gb")
-PICTURE_OPTIONS = ("limit_mm_per_prompt", "mm_processor_kwargs", "language_model_only")
+MODEL_MEDIA_OPTIONS = ("limit_mm_per_prompt", "mm_processor_kwargs", "language_model_only")
 LORA_OPTIONS = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras")
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -71,7 +71,7 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
         options.pop("runner", "auto"), options.pop("pooler_config", None), options.pop("hf_overrides", None)
     )
     lora = read_lora_config(**{name: options.pop(name) for name in LORA_OPTIONS if name in options})
-    pictures = picture_limits(*(options.pop(name, None) for name in PICTURE_OPTIONS))
+    pictures = media_limits(*(options.pop(name, None) for name in MODEL_MEDIA_OPTIONS))
     taken: dict[str, dict[str, Any]] = {name: {} for name in (*parts, "engine")}
     taken["model"] |= pictures
     owner = {field.name: name for name, record in parts.items() for field in dataclasses.fields(record)} | {
@@ -79,7 +79,7 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
     }
     for name in ("speculative", "kv_events", "parallel", "kv_transfer", "lora", "pooling", "max_loras"):
         del owner[name]
-    known = [*owner, *LORA_OPTIONS, *POOLING_OPTIONS, *MEDIA_OPTIONS, *PICTURE_OPTIONS]
+    known = [*owner, *LORA_OPTIONS, *POOLING_OPTIONS, *MEDIA_OPTIONS, *MODEL_MEDIA_OPTIONS]
     known += ["speculative_config", "kv_events_config", "kv_transfer_config"]
     for option, value in options.items():
         if option not in owner or option == "model":
@@ -120,7 +120,7 @@ class LLM(PoolingMethods):
         if isinstance(scheduling_policy, str):
             scheduling_policy = load_policy(scheduling_policy)
         self.engine = LLMEngine(config, executor_factory, scheduling_policy, multiprocess=multiprocess)
-        self._pictures = PictureInputs(self.engine.tokenizer, self.engine.ready.pictures, media)
+        self._media = MediaInputs(self.engine.tokenizer, self.engine.ready.media, media)
         self._request_ids = itertools.count()
         self._adapters: dict[tuple[str, str], Adapter] = {}
         """Adapters by the names and paths that requests used."""
@@ -138,8 +138,8 @@ class LLM(PoolingMethods):
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Returns finished outputs in the order of the prompts. A prompt is a text, token ids, or a mapping
-        with pictures: ``{"prompt": ..., "multi_modal_data": {"image": ...}}``. Without parameters the model's
-        defaults apply, clamped to the rest of the context.
+        with pictures or audio: ``{"prompt": ..., "multi_modal_data": {"image": ...}}``. Without parameters
+        the model's defaults apply, clamped to the rest of the context.
 
         An invalid request raises RequestError before any of them runs. One that fails inside the engine has
         the finish reason ``error`` and does not affect the others.
@@ -162,7 +162,7 @@ class LLM(PoolingMethods):
             RequestContext(job=job, priority=p, kv_transfer=transfer, adapter=adapter)
             for job, p, transfer, adapter in zip(all_jobs, priorities, transfers, adapters, strict=True)
         ]
-        with self._pictures.lease() as lease:
+        with self._media.lease() as lease:
             requests = [
                 self._request(given, own, context, lease, options, fits_context=sampling_params is None)
                 for given, own, context in zip(all_prompts, params, contexts, strict=True)
@@ -176,16 +176,17 @@ class LLM(PoolingMethods):
         given: PromptInput,
         params: SamplingParams,
         context: RequestContext,
-        lease: PictureLease | None,
+        lease: MediaLease | None,
         options: TokenizationOptions | None,
         *,
         fits_context: bool,
     ) -> EngineCoreRequest:
-        prompt, media = self._pictures.expanded(given, lease)
+        prompt, media = self._media.expanded(given, lease)
         if options is not None:
             if media:
                 raise RequestError(
-                    "tokenization_kwargs is not supported for a prompt with pictures.", "tokenization_kwargs"
+                    "tokenization_kwargs is not supported for a prompt with pictures or audio.",
+                    "tokenization_kwargs",
                 )
             most = self.engine.ready.max_model_len - (params.max_tokens or 1)
             prompt = options.tokens(self.engine.tokenizer, prompt, most)
@@ -227,7 +228,7 @@ class LLM(PoolingMethods):
                 content_format,
             )
 
-        prompts = [self._pictures.rendered(each, render, in_parts=in_parts) for each in conversations]
+        prompts = [self._media.rendered(each, render, in_parts=in_parts) for each in conversations]
         return self.generate(
             prompts,
             sampling_params,
@@ -328,8 +329,8 @@ class LLM(PoolingMethods):
         return self.engine.reset_prefix_cache()
 
     def reset_mm_cache(self) -> None:
-        """Drops cached pictures: their pixels, and the encoder's outputs."""
-        if self._pictures.clear():
+        """Drops cached pictures and clips: their files, and the encoders' outputs."""
+        if self._media.clear():
             self.engine.reset_encoder_cache()
 
     def statistics(self) -> SchedulerStatistics:
@@ -337,7 +338,7 @@ class LLM(PoolingMethods):
 
     def close(self) -> None:
         """Stops the core and frees the model. Repeatable."""
-        self._pictures.close()
+        self._media.close()
         self.engine.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The prompts of ``LLM``'s methods: texts, or tokens, perhaps with pictures."""
+"""The prompts of ``LLM``'s methods: texts, or tokens, perhaps with pictures and clips."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import RequestError
+from engine.records.media import MediaKind
 
 Prompt = str | list[int]
 
@@ -14,12 +15,22 @@ _FIELDS = ("prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwarg
 
 
 @dataclass(frozen=True, slots=True)
+class GivenMedia:
+    """A picture or clip as it was passed."""
+
+    kind: MediaKind
+    value: Any
+    where: str
+    """Its path in the input, for errors."""
+
+
+@dataclass(frozen=True, slots=True)
 class PromptInput:
-    """A prompt with a placeholder for each of its pictures."""
+    """A prompt with a placeholder for each of its pictures and clips."""
 
     prompt: Prompt
-    pictures: Sequence[tuple[Any, str]] = ()
-    """Each picture as it was passed, and its path in the input."""
+    media: Sequence[GivenMedia] = ()
+    """Its pictures and clips as they were passed."""
     text: str | None = None
     """The prompt's text, if it was passed as text."""
 
@@ -45,7 +56,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def as_inputs(prompts: GivenPrompt | Sequence[GivenPrompt]) -> list[PromptInput]:
-    """Like ``as_prompts``, also for mappings, which may have pictures. RequestError for an unknown field."""
+    """Like ``as_prompts``, also for mappings, which may have media. RequestError for an unknown field."""
     if isinstance(prompts, Mapping | PromptInput):
         return [_input(prompts, "prompts")]
     if not _holds_mappings(prompts):
@@ -71,19 +82,26 @@ def _input(given: object, where: str) -> PromptInput:
     prompt: object = token_ids if text is None else text
     if not isinstance(prompt, str | list):
         raise RequestError(f"{where} needs prompt, a text, or prompt_token_ids.", where)
-    pictures = _pictures(given.get("multi_modal_data") or {}, f"{where}.multi_modal_data")
-    return PromptInput(prompt, pictures, text if isinstance(text, str) else None)
+    media = _media(given.get("multi_modal_data") or {}, f"{where}.multi_modal_data")
+    return PromptInput(prompt, media, text if isinstance(text, str) else None)
 
 
-def _pictures(data: object, where: str) -> list[tuple[Any, str]]:
+def _media(data: object, where: str) -> list[GivenMedia]:
     if not isinstance(data, Mapping):
         raise RequestError(f"{where} must be a mapping.", where)
-    for kind in data:
-        if kind != "image":
-            raise RequestError(f"{where} has {str(kind)[:50]!r}; this engine takes image only.", where)
-    given = data.get("image", [])
-    many = given if isinstance(given, list | tuple) else [given]
-    return [(picture, f"{where}.image[{index}]") for index, picture in enumerate(many)]
+    found = []
+    for name, given in data.items():
+        kind = next((each for each in MediaKind if each == name), None)
+        if kind is None:
+            raise RequestError(f"{where} has {str(name)[:50]!r}; this engine takes image and audio.", where)
+        many = given if _are_many(given, kind) else [given]
+        found += [GivenMedia(kind, each, f"{where}.{kind}[{index}]") for index, each in enumerate(many)]
+    return found
+
+
+def _are_many(given: object, kind: MediaKind) -> bool:
+    """Whether a value is several pictures or clips. A clip may be a pair, of samples and their rate."""
+    return isinstance(given, list) or (kind is MediaKind.IMAGE and isinstance(given, tuple))
 
 
 def _no_prompt(given: object) -> RequestError:

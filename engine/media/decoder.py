@@ -1,5 +1,5 @@
-"""Decodes pictures in a separate process, which starts with the first picture, and again after a picture that
-ended it."""
+"""Decodes files in a separate process, which starts with the first file, and again after a file that ended
+it."""
 
 from __future__ import annotations
 
@@ -18,42 +18,46 @@ from engine.media.decoder_process import (
     Decoded,
     DecodeOrder,
 )
-from engine.media.limits import PictureFault, PixelsFailure
+from engine.media.limits import MediaFailure, MediaFault
 from engine.process.limited_child import read_message, write_message
 from engine.process.spawn import spawn_command
-from engine.records.picture import PictureModel
+from engine.records.media import MediaModel, MediaSize, PictureModel
 
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG")
 """The only environment variables that the process gets: others may hold secrets."""
 
 
-class PictureDecoder:
-    """Decodes one picture at a time. Thread safe."""
+class MediaDecoder:
+    """Decodes one file at a time: pictures or clips. Thread safe."""
 
-    def __init__(self, model: PictureModel) -> None:
+    def __init__(self, model: MediaModel) -> None:
         self._model = model
+        is_picture = isinstance(model, PictureModel)
+        self._noun = "picture" if is_picture else "clip"
+        self._module = "engine.media.decoder_process" if is_picture else "engine.media.audio_process"
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
     @property
     def pid(self) -> int | None:
-        """The id of the process; None before the first picture, and after one that ended it."""
+        """The id of the process; None before the first file, and after one that ended it."""
         return None if self._process is None else self._process.pid
 
-    def decode(self, data: bytes, path: str) -> tuple[int, int]:
-        """Writes the pixels of a picture's file to a new file at ``path``; returns their height and width.
+    def decode(self, data: bytes, path: str) -> MediaSize:
+        """Writes the pixels or samples of a file to a new file at ``path``; returns their size.
 
-        PictureFault if it cannot be decoded within the limits, PixelsFailure if it cannot be written.
+        MediaFault if it cannot be decoded within the limits, MediaFailure if it cannot be written.
         """
         order = DecodeOrder(data, self._model, path)
         with self._lock:
             answer = self._answer(order)
         if answer.failure is not None:
-            raise PixelsFailure(f"The pixels of a picture cannot be written: {answer.failure}.")
+            raise MediaFailure(f"A decoded {self._noun} cannot be written: {answer.failure}.")
         if answer.fault is not None:
-            raise PictureFault(answer.fault)
-        return answer.height, answer.width
+            raise MediaFault(answer.fault)
+        assert answer.size is not None
+        return answer.size
 
     def _answer(self, order: DecodeOrder) -> Decoded:
         """Returns the answer of the process; if it ends without one, that of a second process."""
@@ -68,18 +72,18 @@ class PictureDecoder:
             with suppress(OSError):
                 os.unlink(order.path)
             if code == -signal.SIGPROF:
-                raise PictureFault(f"takes more than {TIME_LIMIT_S:g} s to decode, the limit")
+                raise MediaFault(f"takes more than {TIME_LIMIT_S:g} s to decode, the limit")
         if self._closed:
-            raise PixelsFailure("The server is shutting down.")
+            raise MediaFailure("The server is shutting down.")
         if code in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL):
-            raise PictureFault("cannot be decoded: it crashes the decoder")
-        raise PixelsFailure(f"The process that decodes pictures ended with exit code {code}.")
+            raise MediaFault("cannot be decoded: it crashes the decoder")
+        raise MediaFailure(f"The process that decodes {self._noun}s ended with exit code {code}.")
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._closed:
-            raise PixelsFailure("The server is shutting down.")
+            raise MediaFailure("The server is shutting down.")
         process = subprocess.Popen(
-            spawn_command("engine.media.decoder_process"),
+            spawn_command(self._module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

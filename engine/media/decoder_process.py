@@ -1,5 +1,5 @@
-"""The process that decodes pictures of clients: small, limited in time and memory, without secrets. Any
-picture may end it; its parent then starts another one.
+"""The process that decodes pictures of clients: small, limited in time and memory, without secrets. Any file
+may end it; its parent then starts another one. Clips have a process of their own, ``audio_process``.
 """
 
 from __future__ import annotations
@@ -7,35 +7,38 @@ from __future__ import annotations
 import resource
 import signal
 import sys
+from collections.abc import Callable
 
 import msgspec
 
-from engine.media.limits import PictureFault
+from engine.media.limits import MediaFault
 from engine.process.limited_child import limit_memory, read_message, write_message
-from engine.records.picture import PictureModel
+from engine.records.media import MediaModel, MediaSize
 
 TIME_LIMIT_S = 10.0
-"""Maximum CPU time for one picture, in seconds."""
+"""Maximum CPU time for one file, in seconds."""
 MEMORY_LIMIT_BYTES = 3 * 2**29
-"""Maximum memory beyond what the process uses before the first picture: the largest allowed picture needs
+"""Maximum memory beyond what the process uses before the first file: the largest allowed picture needs
 several times 64 million pixels of four bytes."""
+
+Decode = Callable[[bytes, MediaModel, str], MediaSize]
+"""Writes the pixels or samples of a file to a path, and returns their size. MediaFault if it is bad."""
 
 
 class DecodeOrder(msgspec.Struct, array_like=True):
-    """One picture to decode: the bytes of its file, and the path to which its pixels are written."""
+    """One file to decode: its bytes, and the path to which its pixels or samples are written."""
 
     data: bytes
-    model: PictureModel
+    model: MediaModel
     path: str
 
 
 class Decoded(msgspec.Struct, array_like=True, omit_defaults=True):
-    """The size of the decoded picture, or why it was not decoded."""
+    """The size of what was decoded, or why it was not decoded."""
 
-    height: int = 0
-    width: int = 0
+    size: MediaSize | None = None
     fault: str | None = None
-    """What is wrong with the picture; None if nothing is."""
+    """What is wrong with the file; None if nothing is."""
     failure: str | None = None
     """An error of this server, such as a full disk."""
 
@@ -44,10 +47,16 @@ def main() -> None:
     """Decodes the pictures that arrive on standard input until it ends."""
     from engine.media.decoding import decode
 
+    decode_orders(decode)
+
+
+def decode_orders(decode: Decode) -> None:
+    """Limits this process, then decodes the files that arrive on standard input until it ends."""
+
     def answer(order: DecodeOrder) -> Decoded:
         try:
-            return Decoded(*decode(order.data, order.model, order.path))
-        except PictureFault as error:
+            return Decoded(decode(order.data, order.model, order.path))
+        except MediaFault as error:
             return Decoded(fault=str(error))
         except OSError as error:
             return Decoded(failure=f"{error.strerror}: {order.path}")

@@ -3,16 +3,15 @@ Pillow; files of clients are decoded in a separate process."""
 
 from __future__ import annotations
 
-import os
 import warnings
-from contextlib import suppress
 from io import BytesIO
 
 from PIL import Image, WebPImagePlugin  # noqa: F401  # loaded before memory is limited
 
-from engine.media.limits import MAX_PIXELS, PictureFault, too_many_pixels
+from engine.media.file import write_new
+from engine.media.limits import MAX_PIXELS, MediaFault, too_many_pixels
 from engine.media.resizing import check_ratio, fitted_size
-from engine.records.picture import PictureModel
+from engine.records.media import MediaModel, PictureModel, PictureSize
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """The allowed formats. Decoders of other formats never run, whatever the file begins with."""
@@ -33,11 +32,12 @@ Image.MAX_IMAGE_PIXELS = MAX_PIXELS
 Image.preinit()
 
 
-def decode(data: bytes, model: PictureModel, path: str) -> tuple[int, int]:
-    """Writes the pixels of a file in the size in which the model reads them; returns height and width.
+def decode(data: bytes, model: MediaModel, path: str) -> PictureSize:
+    """Writes the pixels of a file in the size in which the model reads them, and returns it.
 
-    PictureFault if it is not a picture or too large. An OSError concerns the file at ``path``.
+    MediaFault if it is not a picture or too large. An OSError concerns the file at ``path``.
     """
+    assert isinstance(model, PictureModel)
     try:
         with warnings.catch_warnings(), Image.open(BytesIO(data), formats=FORMATS) as picture:
             warnings.simplefilter("ignore")
@@ -47,14 +47,14 @@ def decode(data: bytes, model: PictureModel, path: str) -> tuple[int, int]:
             check_ratio(height, width)  # before anything is decoded
             rgb = in_rgb(_upright(picture))
             fitted = fitted_size(rgb.height, rgb.width, model)
-    except PictureFault:
+    except MediaFault:
         raise
     except Image.DecompressionBombError as error:
-        raise PictureFault(f"has more than {MAX_PIXELS} pixels, the limit") from error
+        raise MediaFault(f"has more than {MAX_PIXELS} pixels, the limit") from error
     except MemoryError as error:
-        raise PictureFault("needs more memory to decode than a picture may") from error
+        raise MediaFault("needs more memory to decode than a picture may") from error
     except Exception as error:  # decoders raise many types
-        raise PictureFault("is broken: it cannot be decoded") from error
+        raise MediaFault("is broken: it cannot be decoded") from error
     write_pixels(rgb, fitted, path)
     return fitted
 
@@ -83,15 +83,7 @@ def in_rgb(picture: Image.Image) -> Image.Image:
     return Image.alpha_composite(white, picture).convert("RGB")
 
 
-def write_pixels(rgb: Image.Image, fitted: tuple[int, int], path: str) -> None:
+def write_pixels(rgb: Image.Image, fitted: PictureSize, path: str) -> None:
     """Writes [height, width, 3] bytes to a new file; none is left if that fails."""
-    height, width = fitted
-    pixels = rgb.resize((width, height), resample=Image.Resampling.BICUBIC).tobytes()
-    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(file, "wb") as out:
-            out.write(pixels)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(path)
-        raise
+    resized = rgb.resize((fitted.width, fitted.height), resample=Image.Resampling.BICUBIC)
+    write_new(resized.tobytes(), path)

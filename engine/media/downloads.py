@@ -1,5 +1,5 @@
-"""Fetches pictures only from the hosts that the operator has named: neither a redirect nor a name with a
-private address leads elsewhere."""
+"""Fetches pictures and clips only from the hosts that the operator has named: neither a redirect nor a name
+with a private address leads elsewhere."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import httpx
 
-from engine.media.limits import MAX_FILE_BYTES, PictureFault, too_many_bytes
+from engine.media.limits import MAX_FILE_BYTES, MediaFault, too_many_bytes
+from engine.records.media import MediaKind
 
 TIME_LIMIT_S = 10.0
-"""Maximum time to fetch one picture, redirects included."""
+"""Maximum time to fetch one file, redirects included."""
 MAX_REDIRECTS = 5
 MAX_AT_ONCE = 16
 MAX_PER_OWNER = 4
@@ -28,7 +29,7 @@ _TRANSLATED = ip_network("64:ff9b::/96")
 """Addresses that a NAT64 gateway translates to any IPv4 address, private ones too."""
 
 
-class PictureDownloads:
+class MediaDownloads:
     """Opens a connection per fetch, since each fetch resolves its host anew."""
 
     def __init__(self, allowed_hosts: Sequence[str]) -> None:
@@ -37,36 +38,36 @@ class PictureDownloads:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def check(self, url: str) -> httpx.URL:
-        """Returns the parsed URL; PictureFault if it may not be fetched."""
+        """Returns the parsed URL; MediaFault if it may not be fetched."""
         try:
             found = httpx.URL(url)
         except (httpx.InvalidURL, UnicodeError, ValueError) as error:
-            raise PictureFault("has no valid URL") from error
+            raise MediaFault("has no valid URL") from error
         if found.scheme not in ("http", "https"):
-            raise PictureFault("must be a data: URL, or one of http or https")
+            raise MediaFault("must be a data: URL, or one of http or https")
         if _plain(found.host) not in self._allowed:
-            raise PictureFault(
+            raise MediaFault(
                 f"is at host {found.host[:100]!r}, which --allowed-media-domains does not name; send the "
                 "picture itself, as a data: URL"
             )
         if found.userinfo:
-            raise PictureFault("must not have a user in its URL")
+            raise MediaFault("must not have a user in its URL")
         return found
 
-    async def fetch(self, url: str, owner: str | None = None) -> bytes:
-        """Fetches the file at a URL in its owner's turn; PictureFault if it cannot or may not be fetched."""
+    async def fetch(self, url: str, kind: MediaKind, owner: str | None = None) -> bytes:
+        """Fetches the file at a URL in its owner's turn; MediaFault if it cannot or may not be fetched."""
         try:
             async with self._turn(owner):
                 async with asyncio.timeout(TIME_LIMIT_S):
-                    return await self._follow(self.check(url))
+                    return await self._follow(self.check(url), kind)
         except TimeoutError as error:
-            raise PictureFault(f"could not be fetched within {TIME_LIMIT_S:g} s") from error
+            raise MediaFault(f"could not be fetched within {TIME_LIMIT_S:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ssl.SSLError) as error:
-            raise PictureFault(f"could not be fetched: {type(error).__name__}") from error
+            raise MediaFault(f"could not be fetched: {type(error).__name__}") from error
 
     @asynccontextmanager
     async def _turn(self, owner: str | None) -> AsyncIterator[None]:
-        """Waits for one of the concurrent fetches, of all and of the owner; PictureFault if too long."""
+        """Waits for one of the concurrent fetches, of all and of the owner; MediaFault if too long."""
         self._use_loop()
         own, count = self._by_owner.get(owner, (asyncio.Semaphore(MAX_PER_OWNER), 0))
         self._by_owner[owner] = own, count + 1
@@ -77,7 +78,7 @@ class PictureDownloads:
                         await held.enter_async_context(own)
                         await held.enter_async_context(self._at_once)
                 except TimeoutError as error:
-                    raise PictureFault("could not be fetched: too many pictures are being fetched") from error
+                    raise MediaFault("could not be fetched: too many files are being fetched") from error
                 yield
         finally:
             own, count = self._by_owner.pop(owner)
@@ -102,18 +103,19 @@ class PictureDownloads:
                 self._context = await asyncio.to_thread(ssl.create_default_context)
             return self._context
 
-    async def _follow(self, url: httpx.URL) -> bytes:
+    async def _follow(self, url: httpx.URL, kind: MediaKind) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
-            found = await self._get(url)
+            found = await self._get(url, kind)
             if isinstance(found, bytes):
                 return found
             url = self.check(str(url.join(found)))
-        raise PictureFault(f"could not be fetched: more than {MAX_REDIRECTS} redirects")
+        raise MediaFault(f"could not be fetched: more than {MAX_REDIRECTS} redirects")
 
-    async def _get(self, url: httpx.URL) -> bytes | str:
+    async def _get(self, url: httpx.URL, kind: MediaKind) -> bytes | str:
         """Returns the file, or the URL to which the host redirects."""
         address = await self._address(url)
-        headers = {"Host": url.netloc.decode("ascii"), "Accept": "image/*", "Accept-Encoding": "identity"}
+        host = url.netloc.decode("ascii")
+        headers = {"Host": host, "Accept": f"{kind}/*", "Accept-Encoding": "identity"}
         # Connects to the address that was checked, but checks the certificate for the host's name.
         direct = url.copy_with(host=str(address))
         names = {"sni_hostname": url.host}
@@ -127,18 +129,18 @@ class PictureDownloads:
             if answer.is_redirect:
                 return answer.headers["location"]
             if answer.status_code != 200:
-                raise PictureFault(f"could not be fetched: its host answers {answer.status_code}")
-            return await _body(answer)
+                raise MediaFault(f"could not be fetched: its host answers {answer.status_code}")
+            return await _body(answer, kind)
 
     async def _address(self, url: httpx.URL) -> Address:
-        """Returns an address of the host; PictureFault if any is private and not allowed by the operator."""
+        """Returns an address of the host; MediaFault if any is private and not allowed by the operator."""
         loop = asyncio.get_running_loop()
         port = url.port or (443 if url.scheme == "https" else 80)
         found = await loop.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
         addresses = [ip_address(str(each[4][0]).partition("%")[0]) for each in found]
         for address in addresses:
             if not self._may_reach(address, url.host):
-                raise PictureFault(
+                raise MediaFault(
                     f"is at host {url.host[:100]!r} with a private address, which is not listed in "
                     "--allowed-media-domains"
                 )
@@ -152,15 +154,16 @@ class PictureDownloads:
         return reached.is_global and not reached.is_multicast and reached not in _TRANSLATED
 
 
-async def _body(answer: httpx.Response) -> bytes:
+async def _body(answer: httpx.Response, kind: MediaKind) -> bytes:
+    limit = MAX_FILE_BYTES[kind]
     told = answer.headers.get("content-length", "")
-    if told.isdecimal() and len(told) < 16 and int(told) > MAX_FILE_BYTES:
-        raise too_many_bytes(int(told))
+    if told.isdecimal() and len(told) < 16 and int(told) > limit:
+        raise too_many_bytes(int(told), kind)
     data = bytearray()
     async for some in answer.aiter_raw():
         data += some
-        if len(data) > MAX_FILE_BYTES:
-            raise too_many_bytes(len(data))
+        if len(data) > limit:
+            raise too_many_bytes(len(data), kind)
     return bytes(data)
 
 

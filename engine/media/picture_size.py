@@ -1,4 +1,4 @@
-"""Reads the width and height of an image from the first bytes of its file, without decoding it."""
+"""Reads the type of a file, and the width and height of an image, from its first bytes; decodes nothing."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def media_type_of(head: bytes) -> str | None:
         b"\xff\xd8\xff": "image/jpeg",
         b"%PDF-": "application/pdf",
         b"ID3": "audio/mpeg",
+        **dict.fromkeys((b"\xff\xfb", b"\xff\xfa", b"\xff\xf3", b"\xff\xf2"), "audio/mpeg"),
         b"OggS": "audio/ogg",
         b"fLaC": "audio/flac",
     }

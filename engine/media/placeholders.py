@@ -1,42 +1,56 @@
-"""Placeholders of pictures in prompts: a part or a text for the chat template, which is then expanded to as
-many tokens as the model's encoder makes embeddings."""
+"""Placeholders of pictures and clips in prompts: a part or a text for the chat template, which is then
+expanded to as many tokens as the model's encoder makes embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.errors import RequestError
-from engine.media.store import StoredPicture
+from engine.media.store import StoredMedia
+from engine.records.media import MediaKind, MediaModel, MediaModels, PictureModel
 from engine.records.messages import MediaSpan
-from engine.records.picture import PictureModel
+from engine.tokenization.media_parts import with_media_texts
 from engine.tokenization.parted_text import PartedText
-from engine.tokenization.picture_parts import with_picture_texts
 from engine.tokenization.tokenizer import Tokenizer
 
 Message = dict[str, Any]
 
-_AROUND = ("<|vision_start|>", "<|vision_end|>")
-_OTHER_MEDIA = ("<|video_pad|>",)
+_AROUND = {
+    MediaKind.IMAGE: (("<|vision_start|>", "<|vision_end|>"), ("<|vision_bos|>", "<|vision_eos|>")),
+    MediaKind.AUDIO: (
+        ("<|audio_bos|>", "<|audio_eos|>"),
+        ("<|audio_start|>", "<|audio_end|>"),
+        ("[BEGIN_AUDIO]", ""),
+    ),
+}
+"""Texts before and after a placeholder, of which a model may have one pair."""
+_OTHER_MEDIA = ("<|video_pad|>", "<|VIDEO|>")
 _ZERO_WIDTH = "\u200b"
 
 
 class Placeholders:
     """The placeholders of one model."""
 
-    def __init__(self, tokenizer: Tokenizer, model: PictureModel) -> None:
-        self._model = model
-        self._token = tokenizer.token_text(model.token_id)
+    def __init__(self, tokenizer: Tokenizer, models: MediaModels) -> None:
+        self._models = models.all
+        self._tokens = {kind: tokenizer.token_text(model.token_id) for kind, model in self._models.items()}
         added = tokenizer.added_tokens
-        before, after = _AROUND if all(each in added for each in _AROUND) else ("", "")
-        self.text = f"{before}{self._token}{after}"
-        """The placeholder of a picture for a template that only takes texts."""
-        ends = (model.row_end_id, model.end_id)
-        others = [tokenizer.token_text(each) for each in ends if each is not None]
-        self._blinded = [
-            (each, f"{each[:2]}{_ZERO_WIDTH}{each[2:]}")
-            for each in (self._token, *others, *(each for each in _OTHER_MEDIA if each in added))
+        self.texts = {kind: self._with_neighbors(kind, added) for kind in self._models}
+        """The placeholder of each kind for a template that only takes texts."""
+        ends = [each for model in self._models.values() for each in _row_ends(model)]
+        texts = [
+            *self._tokens.values(),
+            *map(tokenizer.token_text, ends),
+            *(each for each in _OTHER_MEDIA if each in added),
         ]
+        self._blinded = [(each, f"{each[:2]}{_ZERO_WIDTH}{each[2:]}") for each in texts]
+
+    def _with_neighbors(self, kind: MediaKind, added: Mapping[str, int]) -> str:
+        pairs = (pair for pair in _AROUND[kind] if all(not each or each in added for each in pair))
+        before, after = next(pairs, ("", ""))
+        return f"{before}{self._tokens[kind]}{after}"
 
     def blind(self, value: Any) -> Any:
         """Returns the JSON value with a zero-width character inserted into each placeholder in its texts, so
@@ -65,63 +79,84 @@ class Placeholders:
     def rendered(
         self,
         messages: list[Message],
-        num_pictures: int,
+        counts: Mapping[MediaKind, int],
         render: Callable[[list[Message]], str],
         *,
         in_parts: bool,
     ) -> str:
-        """Renders a conversation with a ``PICTURE_PART`` per picture. If the template takes no parts, or
-        drops some pictures (for example those of tools' messages), it gets all of them as text. RequestError
-        if it drops those, too."""
-        if not num_pictures:
-            return self._checked(render(messages), num_pictures)
-        as_texts = [with_picture_texts(message, self.text, in_parts=in_parts) for message in messages]
+        """Renders a conversation with a part of ``MEDIA_PARTS`` for each picture and clip, of which there are
+        ``counts``. If the template takes no parts, or drops some of them (for example those of tools'
+        messages), it gets all as text. RequestError if it drops those, too."""
+        if not any(counts.values()):
+            return self._checked(render(messages), counts)
+        as_texts = [with_media_texts(message, self.texts, in_parts=in_parts) for message in messages]
         try:
-            return self._checked(render(messages if in_parts else as_texts), num_pictures)
+            return self._checked(render(messages if in_parts else as_texts), counts)
         except RequestError:
             if not in_parts:
                 raise
-        return self._checked(render(as_texts), num_pictures)
+        return self._checked(render(as_texts), counts)
 
-    def _checked(self, text: str, num_pictures: int) -> str:
-        if (found := text.count(self._token)) != num_pictures:
-            raise RequestError(
-                f"The chat template shows {found} of the {num_pictures} pictures in the conversation.",
-                "messages",
-            )
+    def _checked(self, text: str, counts: Mapping[MediaKind, int]) -> str:
+        for kind, token in self._tokens.items():
+            if (found := text.count(token)) != counts.get(kind, 0):
+                raise RequestError(
+                    f"The chat template shows {found} of the {counts.get(kind, 0)} {kind.noun}s in the "
+                    "conversation.",
+                    "messages",
+                )
         return text
 
-    def num_tokens(self, picture: StoredPicture) -> int:
-        """Number of tokens of a picture in a prompt."""
-        return self._model.num_tokens(picture.height, picture.width)
+    def num_tokens(self, media: StoredMedia) -> int:
+        """Number of tokens of a picture or clip in a prompt."""
+        return self._models[media.kind].num_tokens(media.size)
 
-    def num_more(self, pictures: Sequence[StoredPicture]) -> int:
+    def num_more(self, media: Sequence[StoredMedia]) -> int:
         """How many tokens expanding the placeholders adds to a prompt."""
-        return sum(self.num_tokens(picture) - 1 for picture in pictures)
+        return sum(self.num_tokens(each) - 1 for each in media)
 
     def expanded(
-        self, token_ids: list[int], pictures: Sequence[StoredPicture]
+        self, token_ids: list[int], media: Sequence[StoredMedia]
     ) -> tuple[list[int], tuple[MediaSpan, ...]]:
-        """Returns the prompt with each placeholder repeated for each token of its picture, and the pictures'
-        spans.
+        """Returns the prompt with each placeholder repeated for each token of its picture or clip, and their
+        spans. Those of a kind are in the order of its placeholders.
 
-        RequestError unless there is one placeholder per picture.
+        RequestError unless there is one placeholder for each.
         """
-        token_id = self._model.token_id
-        found = token_ids.count(self._model.token_id)
-        if found != len(pictures):
-            raise RequestError(
-                f"The prompt has {found} placeholders {self._token} for {len(pictures)} pictures.", "prompt"
-            )
+        kinds = {model.token_id: kind for kind, model in self._models.items()}
+        self._check_counts(token_ids, media)
+        waiting = {kind: iter([each for each in media if each.kind is kind]) for kind in self._models}
         prompt: list[int] = []
         spans: list[MediaSpan] = []
         start = 0
-        for picture in pictures:
-            end = token_ids.index(token_id, start)
-            prompt += token_ids[start:end]
-            its = self._model.token_ids(picture.height, picture.width)
-            spans.append(MediaSpan(picture.content_hash, len(prompt), len(its), picture.pixels))
+        for place in _places(token_ids, kinds.keys()):
+            prompt += token_ids[start:place]
+            kind = kinds[token_ids[place]]
+            each = next(waiting[kind])
+            its = self._models[kind].token_ids(each.size)
+            spans.append(MediaSpan(each.content_hash, len(prompt), len(its), each.size, each.path or ""))
             prompt += its
-            start = end + 1
+            start = place + 1
         prompt += token_ids[start:]
         return prompt, tuple(spans)
+
+    def _check_counts(self, token_ids: list[int], media: Sequence[StoredMedia]) -> None:
+        counts = Counter(each.kind for each in media)
+        for kind, token in self._tokens.items():
+            found = token_ids.count(self._models[kind].token_id)
+            if found != counts[kind]:
+                raise RequestError(
+                    f"The prompt has {found} placeholders {token} for {counts[kind]} {kind.noun}s.", "prompt"
+                )
+
+
+def _row_ends(model: MediaModel) -> list[int]:
+    """The tokens at the ends of a picture's rows."""
+    if not isinstance(model, PictureModel):
+        return []
+    return [each for each in (model.row_end_id, model.end_id) if each is not None]
+
+
+def _places(token_ids: list[int], wanted: Collection[int]) -> Iterator[int]:
+    """Yields the places of these tokens."""
+    return (index for index, token in enumerate(token_ids) if token in wanted)

@@ -1,4 +1,4 @@
-"""Reads the pictures of requests: finds their files, fetches and decodes them."""
+"""Reads the pictures and clips of requests: finds their files, fetches and decodes them."""
 
 from __future__ import annotations
 
@@ -12,76 +12,93 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from engine.config.media import MediaConfig
-from engine.media.limits import PictureFault
+from engine.media.limits import MediaFault
 from engine.media.sources import (
-    InlinePicture,
+    InlineMedia,
+    MediaSource,
     Part,
-    PictureSource,
-    RemotePicture,
+    RemoteMedia,
     check_file,
-    picture_source,
+    media_source,
     read_inline,
 )
-from engine.media.store import PictureLease, PictureStore, StoredPicture
+from engine.media.store import MediaLease, MediaStore, StoredMedia
 from engine.process.fair_threads import FairThreads
-from engine.records.picture import PictureModel
+from engine.records.media import MediaKind, MediaModels
 
 if TYPE_CHECKING:
-    from engine.media.downloads import PictureDownloads
+    from engine.media.downloads import MediaDownloads
 
 MAX_KNOWN_URLS = 16384
 READ_THREADS = 2
 """Threads that decode base64 and hash."""
 
 
-def can_decode() -> bool:
-    """Whether Pillow is installed."""
-    return find_spec("PIL") is not None
+_LIBRARIES = {MediaKind.IMAGE: ("PIL",), MediaKind.AUDIO: ("soundfile", "soxr")}
+INSTALLS = {
+    MediaKind.IMAGE: "pip install 'continuum-engine[pictures]'",
+    MediaKind.AUDIO: "pip install 'continuum-engine[audio]'",
+}
+"""The command that installs the libraries of each kind."""
+
+
+def can_decode(kind: MediaKind) -> bool:
+    """Whether the libraries that decode such files are installed."""
+    return all(find_spec(name) is not None for name in _LIBRARIES[kind])
+
+
+def decodable(models: MediaModels | None) -> MediaModels | None:
+    """The kinds that a model reads and this installation decodes; None if there are none."""
+    read = (
+        {} if models is None else {str(kind): model for kind, model in models.all.items() if can_decode(kind)}
+    )
+    return MediaModels(**read) if read else None  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
-class AskedPicture:
-    """A picture in a request."""
+class AskedMedia:
+    """A picture or clip in a request."""
 
-    source: PictureSource | PictureFault
-    """Where the picture is, or why it cannot be read."""
+    kind: MediaKind
+    source: MediaSource | MediaFault
+    """Where its file is, or why it cannot be read."""
     is_new: bool = True
-    """Whether this turn adds the picture. An older one at a URL is not fetched again if it is still in the
+    """Whether this turn adds it. An older one at a URL is not fetched again if it is still in the
     store."""
 
 
-class PictureReader:
-    """Reads the pictures of all requests of one process. Use it from one event loop at a time, but any
+class MediaReader:
+    """Reads the media of all requests of one process. Use it from one event loop at a time, but any
     thread."""
 
-    def __init__(self, model: PictureModel, config: MediaConfig, max_held_bytes: int | None = None) -> None:
-        """``max_held_bytes``: see ``PictureStore``."""
-        self.model = model
-        self.store = PictureStore(model, config.max_idle_bytes, max_held_bytes)
+    def __init__(self, models: MediaModels, config: MediaConfig, max_held_bytes: int | None = None) -> None:
+        """``max_held_bytes``: see ``MediaStore``."""
+        self.models = models
+        self.store = MediaStore(models, config.max_idle_bytes, max_held_bytes)
         self._allowed_hosts = config.allowed_media_domains
-        self._threads = FairThreads(READ_THREADS, "picture-reader")
-        self._urls: OrderedDict[tuple[str | None, str], str] = OrderedDict()
-        """Hash of the file that was last found at a URL, by owner and URL."""
+        self._threads = FairThreads(READ_THREADS, "media-reader")
+        self._urls: OrderedDict[tuple[str | None, MediaKind, str], str] = OrderedDict()
+        """Hash of the file that was last found at a URL, by owner, kind and URL."""
 
     @cached_property
-    def _downloads(self) -> PictureDownloads:
-        from engine.media.downloads import PictureDownloads  # and an HTTP client
+    def _downloads(self) -> MediaDownloads:
+        from engine.media.downloads import MediaDownloads  # and an HTTP client
 
-        return PictureDownloads(self._allowed_hosts)
+        return MediaDownloads(self._allowed_hosts)
 
-    def source(self, part: Part) -> PictureSource:
-        """Where the picture of a content part is; PictureFault if it may not be read from there."""
-        source = picture_source(part)
-        if isinstance(source, RemotePicture):
+    def source(self, part: Part) -> MediaSource:
+        """Where the file of a content part is; MediaFault if it may not be read from there."""
+        source = media_source(part)
+        if isinstance(source, RemoteMedia):
             self._downloads.check(source.url)
         return source
 
     async def read(
-        self, asked: Sequence[AskedPicture], owner: str | None, lease: PictureLease | None
-    ) -> list[StoredPicture | PictureFault]:
-        """Returns the pictures in order, held by the lease; without a lease, only their sizes.
+        self, asked: Sequence[AskedMedia], owner: str | None, lease: MediaLease | None
+    ) -> list[StoredMedia | MediaFault]:
+        """Returns the files in order, held by the lease; without a lease, only their sizes.
 
-        Raises PixelsFailure if there is no room for them.
+        Raises MediaFailure if there is no room for them.
         """
         tasks = [asyncio.ensure_future(self._read_or_fault(each, owner, lease)) for each in asked]
         try:
@@ -91,44 +108,46 @@ class PictureReader:
                 task.cancel()
 
     async def _read_or_fault(
-        self, asked: AskedPicture, owner: str | None, lease: PictureLease | None
-    ) -> StoredPicture | PictureFault:
-        if isinstance(asked.source, PictureFault):
+        self, asked: AskedMedia, owner: str | None, lease: MediaLease | None
+    ) -> StoredMedia | MediaFault:
+        if isinstance(asked.source, MediaFault):
             return asked.source
         try:
-            if isinstance(asked.source, InlinePicture):
-                return await self._read_inline(asked.source, owner, lease)
-            return await self._read_remote(asked.source.url, asked.is_new, owner, lease)
-        except PictureFault as fault:
+            if isinstance(asked.source, InlineMedia):
+                return await self._read_inline(asked.source, asked.kind, owner, lease)
+            return await self._read_remote(asked.source.url, asked, owner, lease)
+        except MediaFault as fault:
             return fault
 
     async def _read_inline(
-        self, source: InlinePicture, owner: str | None, lease: PictureLease | None
-    ) -> StoredPicture:
-        def read() -> Future[StoredPicture]:
-            data = read_inline(source)
-            return self.store.get(self.store.hash_of(data, owner), data, lease, owner)
+        self, source: InlineMedia, kind: MediaKind, owner: str | None, lease: MediaLease | None
+    ) -> StoredMedia:
+        def read() -> Future[StoredMedia]:
+            data = read_inline(source, kind)
+            return self.store.get(self.store.hash_of(data, kind, owner), data, kind, lease, owner)
 
         found = await asyncio.wrap_future(self._threads.submit(owner or "", read))
         return await asyncio.wrap_future(found)
 
     async def _read_remote(
-        self, url: str, is_new: bool, owner: str | None, lease: PictureLease | None
-    ) -> StoredPicture:
-        known = self._urls.get((owner, url))
-        if known is not None and not is_new and (picture := self.store.find(known, lease)) is not None:
-            self._urls.move_to_end((owner, url))
-            return picture
-        data = await self._downloads.fetch(url, owner)
-        check_file(data)
-        hashing = self._threads.submit(owner or "", partial(self.store.hash_of, data, owner))
+        self, url: str, asked: AskedMedia, owner: str | None, lease: MediaLease | None
+    ) -> StoredMedia:
+        kind = asked.kind
+        place = owner, kind, url
+        known = self._urls.get(place)
+        if known is not None and not asked.is_new and (stored := self.store.find(known, lease)) is not None:
+            self._urls.move_to_end(place)
+            return stored
+        data = await self._downloads.fetch(url, kind, owner)
+        check_file(data, kind)
+        hashing = self._threads.submit(owner or "", partial(self.store.hash_of, data, kind, owner))
         name = await asyncio.wrap_future(hashing)
-        self._urls[owner, url] = name
+        self._urls[place] = name
         if len(self._urls) > MAX_KNOWN_URLS:
             self._urls.popitem(last=False)
-        return await asyncio.wrap_future(self.store.get(name, data, lease, owner))
+        return await asyncio.wrap_future(self.store.get(name, data, kind, lease, owner))
 
     def close(self) -> None:
-        """Ends all threads and processes, and removes all pixels. Repeatable."""
+        """Ends all threads and processes, and removes all stored files. Repeatable."""
         self._threads.close()
         self.store.close()

@@ -1,8 +1,8 @@
-"""Stores pictures in the size in which the model reads them, by the hash of their files: the next turn of a
-job sends the same pictures again.
+"""Stores pictures and clips as the model reads them, by the hash of their files: the next turn of a job sends
+the same ones again.
 
-There is one store per API server process. The pixels are in files in memory, which the core reads. Pictures
-that a request holds are kept; of the others, the least recently used are evicted.
+There is one store per API server process. Pixels and samples are in files in memory, which the core reads.
+Those that a request holds are kept; of the others, the least recently used are evicted.
 """
 
 from __future__ import annotations
@@ -22,52 +22,51 @@ from typing import Self
 
 import msgspec
 
-from engine.media.decoder import PictureDecoder
-from engine.media.limits import PictureFault, PixelsFailure
+from engine.media.decoder import MediaDecoder
+from engine.media.limits import MediaFailure, MediaFault
 from engine.process.fair_threads import FairThreads
 from engine.process.private_folder import make_private_folder, remove_private_folder
-from engine.records.picture import PictureModel, Pixels
+from engine.records.media import MediaKind, MediaModels, MediaSize
 
 _SHUTTING_DOWN = "The server is shutting down."
 MAX_KNOWN = 16384
-"""Maximum number of pictures whose size or fault is remembered."""
+"""Maximum number of files whose size or fault is remembered."""
 MIN_HELD_BYTES = 4 * 2**30
-"""Requests may by default hold ``max_idle_bytes`` of pixels, but at least this many."""
+"""Requests may by default hold ``max_idle_bytes`` together, but at least this many."""
 
 _SHARED_MEMORY = "/dev/shm"
-_PREFIX = "continuum-pictures-"
+_PREFIX = "continuum-media-"
 
 
 @dataclass(slots=True, eq=False)
-class StoredPicture:
-    """A picture in the size in which the model reads it."""
+class StoredMedia:
+    """A picture or clip as the model reads it."""
 
     content_hash: str
-    height: int
-    width: int
+    size: MediaSize
     path: str | None
-    """The file of its pixels; None if only the size was requested."""
+    """The file of its pixels or samples; None if only the size was requested."""
     num_holders: int = 0
 
     @property
-    def num_bytes(self) -> int:
-        return self.height * self.width * 3
+    def kind(self) -> MediaKind:
+        return self.size.kind
 
     @property
-    def pixels(self) -> Pixels | None:
-        return None if self.path is None else Pixels(self.path, self.height, self.width)
+    def num_bytes(self) -> int:
+        return self.size.num_bytes
 
 
-class PictureLease:
-    """The pictures that one request holds, until it is released."""
+class MediaLease:
+    """The media that one request holds, until it is released."""
 
-    def __init__(self, store: PictureStore) -> None:
+    def __init__(self, store: MediaStore) -> None:
         self._store = store
-        self.pictures: list[StoredPicture] = []
+        self.held: list[StoredMedia] = []
         self.is_released = False
 
     def release(self) -> None:
-        """Releases the pictures of an ended request, also those that are still being decoded. Repeatable."""
+        """Releases the media of an ended request, also those that are still being decoded. Repeatable."""
         self._store.release(self)
 
     def __enter__(self) -> Self:
@@ -81,10 +80,10 @@ class PictureLease:
 
 @dataclass(slots=True)
 class _Pending:
-    """A picture that is being decoded, and the leases that wait for it."""
+    """A file that is being decoded, and the leases that wait for it."""
 
-    future: Future[StoredPicture] = field(default_factory=Future)
-    leases: list[PictureLease | None] = field(default_factory=list)
+    future: Future[StoredMedia] = field(default_factory=Future)
+    leases: list[MediaLease | None] = field(default_factory=list)
 
     @property
     def is_wanted(self) -> bool:
@@ -94,7 +93,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """What the store holds, and how many pictures it had to decode."""
+    """What the store holds, and how many files it had to decode."""
 
     num_decoded: int
     num_held: int
@@ -103,87 +102,94 @@ class StoreStatistics:
     idle_bytes: int
 
 
-class PictureStore:
-    """Starts and creates nothing before the first picture. Thread safe."""
+class MediaStore:
+    """Starts and creates nothing before the first file. Thread safe."""
 
-    def __init__(self, model: PictureModel, max_idle_bytes: int, max_held_bytes: int | None = None) -> None:
+    def __init__(self, models: MediaModels, max_idle_bytes: int, max_held_bytes: int | None = None) -> None:
         """``max_held_bytes``: maximum bytes that requests hold together; by default ``max_idle_bytes``, but
         at least MIN_HELD_BYTES."""
         self.on_lookup: Callable[[bool], object] = lambda found: None
-        """Called for each picture that a request will hold, with whether it was already stored."""
-        self._model = model
+        """Called for each file that a request will hold, with whether it was already stored."""
+        self._models = models
         self._max_idle_bytes = max_idle_bytes
         self._usual_bytes = max(max_idle_bytes, MIN_HELD_BYTES)
         self._max_held_bytes = self._usual_bytes if max_held_bytes is None else max_held_bytes
-        self._decoder = PictureDecoder(model)
-        self._thread = FairThreads(1, "picture-decoder")  # the process decodes one at a time
+        self._decoders = {kind: MediaDecoder(model) for kind, model in models.all.items()}
+        self._thread = FairThreads(1, "media-decoder")  # a process decodes one at a time
         self._lock = Lock()
         self._folder: str | None = None
         self._num_decoded = 0
-        self._held: dict[str, StoredPicture] = {}
-        self._idle: OrderedDict[str, StoredPicture] = OrderedDict()
+        self._held: dict[str, StoredMedia] = {}
+        self._idle: OrderedDict[str, StoredMedia] = OrderedDict()
         self._held_bytes = self._idle_bytes = 0
         self._pending: dict[str, _Pending] = {}
-        self._known: OrderedDict[str, tuple[int, int] | str] = OrderedDict()
-        """The size of a picture, or what is wrong with it, by its hash."""
+        self._known: OrderedDict[str, MediaSize | str] = OrderedDict()
+        """The size of a picture or clip, or what is wrong with it, by its hash."""
 
-    def hash_of(self, data: bytes, owner: str | None) -> str:
+    def hash_of(self, data: bytes, kind: MediaKind, owner: str | None) -> str:
         """A hash of the file's content, of the owner, so that timing does not reveal what others have sent,
-        and of the size limits, on which the pixels depend."""
+        and of the kind's settings, on which pixels and samples depend."""
+        model = self._models.of(kind)
+        assert model is not None, "nobody asks for other kinds"
         digest = sha256(data)
-        limits = self._model.min_pixels, self._model.max_pixels, self._model.max_edge
-        digest.update(msgspec.json.encode((*limits, owner)))
+        digest.update(msgspec.json.encode((kind, *model.settings, owner)))
         return digest.hexdigest()
 
-    def lease(self) -> PictureLease:
+    def lease(self) -> MediaLease:
         """Returns an empty lease."""
-        return PictureLease(self)
+        return MediaLease(self)
 
-    def find(self, content_hash: str, lease: PictureLease | None) -> StoredPicture | None:
-        """Returns a stored picture, held by the lease; None if it must be decoded. Without a lease, returns
-        only its size. PictureFault if decoding has failed before."""
+    def find(self, content_hash: str, lease: MediaLease | None) -> StoredMedia | None:
+        """Returns a stored file, held by the lease; None if it must be decoded. Without a lease, returns
+        only its size. MediaFault if decoding has failed before."""
         with self._lock:
             found = self._find(content_hash, lease)
         if found is not None and lease is not None:
             self.on_lookup(True)
         return found
 
-    def _find(self, content_hash: str, lease: PictureLease | None) -> StoredPicture | None:
+    def _find(self, content_hash: str, lease: MediaLease | None) -> StoredMedia | None:
         known = self._known.get(content_hash)
         if known is not None:
             self._known.move_to_end(content_hash)
         if isinstance(known, str):
-            raise PictureFault(known)
+            raise MediaFault(known)
         if lease is None:
-            return None if known is None else StoredPicture(content_hash, *known, None)
-        picture = self._held.get(content_hash) or self._idle.get(content_hash)
-        if picture is not None:
-            self._hold(picture, lease)
-        return picture
+            return None if known is None else StoredMedia(content_hash, known, None)
+        stored = self._held.get(content_hash) or self._idle.get(content_hash)
+        if stored is not None:
+            self._hold(stored, lease)
+        return stored
 
     def get(
-        self, content_hash: str, data: bytes, lease: PictureLease | None, owner: str | None = None
-    ) -> Future[StoredPicture]:
-        """Returns the picture of a file, decoding it if it is not stored; concurrent callers share one
-        decoding. Owners take turns.
+        self,
+        content_hash: str,
+        data: bytes,
+        kind: MediaKind,
+        lease: MediaLease | None,
+        owner: str | None = None,
+    ) -> Future[StoredMedia]:
+        """Returns the picture or clip of a file, decoding it if it is not stored; concurrent callers share
+        one decoding. Owners take turns.
 
-        The future may raise PictureFault or PixelsFailure. It is shared and cannot be cancelled; a picture is
-        not decoded if no request waits for it at its turn.
+        The future may raise MediaFault or MediaFailure. It is shared and cannot be cancelled; a file is not
+        decoded if no request waits for it at its turn.
         """
         with self._lock:
             known = content_hash in self._known
-            future = self._get(content_hash, data, lease, owner or "")
+            write = partial(self._decoders[kind].decode, data)
+            future = self._get(content_hash, write, lease, owner or "")
         if lease is not None:
             self.on_lookup(known and future.done())
         return future
 
     def _get(
-        self, content_hash: str, data: bytes, lease: PictureLease | None, owner: str
-    ) -> Future[StoredPicture]:
+        self, content_hash: str, write: Callable[[str], MediaSize], lease: MediaLease | None, owner: str
+    ) -> Future[StoredMedia]:
         try:
-            if (picture := self._find(content_hash, lease)) is not None:
-                return _done(picture)
-        except (PictureFault, PixelsFailure) as error:
+            if (stored := self._find(content_hash, lease)) is not None:
+                return _done(stored)
+        except (MediaFault, MediaFailure) as error:
             return _failed(error)
         pending = self._pending.get(content_hash)
         if pending is None:
@@ -191,16 +197,13 @@ class PictureStore:
                 return _failed(self._no_room())
             pending = self._pending[content_hash] = _Pending()
             pending.future.set_running_or_notify_cancel()
-            write = partial(self._decoder.decode, data)
             if self._thread.submit(owner, partial(self._make, content_hash, write)).cancelled():
-                self._end(content_hash, PixelsFailure(_SHUTTING_DOWN))
+                self._end(content_hash, MediaFailure(_SHUTTING_DOWN))
         pending.leases.append(lease)
         return pending.future
 
-    def put(
-        self, content_hash: str, write: Callable[[str], tuple[int, int]], lease: PictureLease
-    ) -> StoredPicture:
-        """Stores a picture that this process decodes itself, unless it is stored: ``write`` makes the
+    def put(self, content_hash: str, write: Callable[[str], MediaSize], lease: MediaLease) -> StoredMedia:
+        """Stores a file that this process decodes itself, unless it is stored: ``write`` makes the
         file."""
         found = self.find(content_hash, lease)
         if found is not None:
@@ -209,97 +212,97 @@ class PictureStore:
         with self._lock:
             return self._keep(content_hash, size, path, [lease])
 
-    def _make(self, content_hash: str, write: Callable[[str], tuple[int, int]]) -> None:
+    def _make(self, content_hash: str, write: Callable[[str], MediaSize]) -> None:
         with self._lock:
             pending = self._pending.get(content_hash)
             if pending is not None and not pending.is_wanted:
-                self._end(content_hash, PixelsFailure("Its client has left."))
+                self._end(content_hash, MediaFailure("Its client has left."))
                 return
         try:
             size = self._written(path := self._new_path(), write)
         except BaseException as error:
             with self._lock:
-                if isinstance(error, PictureFault):
+                if isinstance(error, MediaFault):
                     self._remember(content_hash, str(error))
                 self._end(content_hash, error)
             return
         with self._lock:
             pending = self._pending.pop(content_hash)
             try:
-                picture = self._keep(content_hash, size, path, pending.leases)
-            except PixelsFailure as error:
+                stored = self._keep(content_hash, size, path, pending.leases)
+            except MediaFailure as error:
                 pending.future.set_exception(error)
             else:
-                pending.future.set_result(picture)
+                pending.future.set_result(stored)
 
     def _end(self, content_hash: str, error: BaseException) -> None:
         self._pending.pop(content_hash).future.set_exception(error)
 
-    def _written(self, path: str, write: Callable[[str], tuple[int, int]]) -> tuple[int, int]:
-        """Writes the file; if that fails, evicts all idle pictures and retries once."""
+    def _written(self, path: str, write: Callable[[str], MediaSize]) -> MediaSize:
+        """Writes the file; if that fails, evicts all idle ones and retries once."""
         try:
             return write(path)
-        except (PixelsFailure, OSError):
+        except (MediaFailure, OSError):
             if not self.clear():
                 raise
             return write(path)
 
     def _keep(
-        self, content_hash: str, size: tuple[int, int], path: str, leases: list[PictureLease | None]
-    ) -> StoredPicture:
+        self, content_hash: str, size: MediaSize, path: str, leases: list[MediaLease | None]
+    ) -> StoredMedia:
         self._num_decoded += 1
-        picture = StoredPicture(content_hash, *size, path)
+        stored = StoredMedia(content_hash, size, path)
         self._remember(content_hash, size)
-        self._idle[content_hash] = picture
-        self._idle_bytes += picture.num_bytes
+        self._idle[content_hash] = stored
+        self._idle_bytes += stored.num_bytes
         try:
             for lease in leases:
                 if lease is not None:
-                    self._hold(picture, lease)
+                    self._hold(stored, lease)
         finally:
             self._evict()
-        return picture
+        return stored
 
-    def _remember(self, content_hash: str, known: tuple[int, int] | str) -> None:
+    def _remember(self, content_hash: str, known: MediaSize | str) -> None:
         self._known[content_hash] = known
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
-    def _hold(self, picture: StoredPicture, lease: PictureLease) -> None:
+    def _hold(self, stored: StoredMedia, lease: MediaLease) -> None:
         if lease.is_released:
             return
-        if not picture.num_holders:
-            if self._held_bytes + picture.num_bytes > self._max_held_bytes:
+        if not stored.num_holders:
+            if self._held_bytes + stored.num_bytes > self._max_held_bytes:
                 raise self._no_room()
-            del self._idle[picture.content_hash]
-            self._idle_bytes -= picture.num_bytes
-            self._held[picture.content_hash] = picture
-            self._held_bytes += picture.num_bytes
-        picture.num_holders += 1
-        lease.pictures.append(picture)
+            del self._idle[stored.content_hash]
+            self._idle_bytes -= stored.num_bytes
+            self._held[stored.content_hash] = stored
+            self._held_bytes += stored.num_bytes
+        stored.num_holders += 1
+        lease.held.append(stored)
 
-    def _no_room(self) -> PixelsFailure:
-        return PixelsFailure(
-            f"The pictures of running requests take {self._max_held_bytes / 2**30:.1f} GiB, the limit; "
+    def _no_room(self) -> MediaFailure:
+        return MediaFailure(
+            f"Pictures and clips of running requests take {self._max_held_bytes / 2**30:.1f} GiB, the limit; "
             "try again when some have ended."
         )
 
-    def release(self, lease: PictureLease) -> None:
-        """Ends a lease; see ``PictureLease.release``."""
+    def release(self, lease: MediaLease) -> None:
+        """Ends a lease; see ``MediaLease.release``."""
         with self._lock:
             lease.is_released = True
-            for picture in lease.pictures:
-                picture.num_holders -= 1
-                if not picture.num_holders:
-                    del self._held[picture.content_hash]
-                    self._held_bytes -= picture.num_bytes
-                    self._idle[picture.content_hash] = picture
-                    self._idle_bytes += picture.num_bytes
-            lease.pictures.clear()
+            for stored in lease.held:
+                stored.num_holders -= 1
+                if not stored.num_holders:
+                    del self._held[stored.content_hash]
+                    self._held_bytes -= stored.num_bytes
+                    self._idle[stored.content_hash] = stored
+                    self._idle_bytes += stored.num_bytes
+            lease.held.clear()
             self._evict()
 
     def clear(self) -> bool:
-        """Removes the pixels that no request holds; returns whether there were any."""
+        """Removes the files that no request holds; returns whether there were any."""
         with self._lock:
             found = bool(self._idle)
             self._evict(0)
@@ -308,11 +311,11 @@ class PictureStore:
     def _evict(self, max_bytes: int | None = None) -> None:
         limit = self._max_idle_bytes if max_bytes is None else max_bytes
         while self._idle_bytes > limit:
-            _, picture = self._idle.popitem(last=False)
-            self._idle_bytes -= picture.num_bytes
-            if picture.path is not None:
+            _, stored = self._idle.popitem(last=False)
+            self._idle_bytes -= stored.num_bytes
+            if stored.path is not None:
                 with suppress(OSError):
-                    os.unlink(picture.path)
+                    os.unlink(stored.path)
 
     def _new_path(self) -> str:
         with self._lock:
@@ -333,14 +336,15 @@ class PictureStore:
             )
 
     def close(self) -> None:
-        """Ends the decoding process, and removes all pixels. Repeatable."""
-        self._decoder.close()
+        """Ends the decoding processes, and removes all files. Repeatable."""
+        for decoder in self._decoders.values():
+            decoder.close()
         self._thread.close(wait=True)
         with self._lock:
             folder = self._folder
             self._folder = None
             for content_hash in list(self._pending):
-                self._end(content_hash, PixelsFailure(_SHUTTING_DOWN))
+                self._end(content_hash, MediaFailure(_SHUTTING_DOWN))
         if folder is not None:
             remove_private_folder(folder)
             atexit.unregister(self.close)
@@ -356,13 +360,13 @@ def _place(num_bytes: int) -> str | None:
     return _SHARED_MEMORY if has_room and os.access(_SHARED_MEMORY, os.W_OK) else None
 
 
-def _done(picture: StoredPicture) -> Future[StoredPicture]:
-    future: Future[StoredPicture] = Future()
-    future.set_result(picture)
+def _done(stored: StoredMedia) -> Future[StoredMedia]:
+    future: Future[StoredMedia] = Future()
+    future.set_result(stored)
     return future
 
 
-def _failed(error: Exception) -> Future[StoredPicture]:
-    future: Future[StoredPicture] = Future()
+def _failed(error: Exception) -> Future[StoredMedia]:
+    future: Future[StoredMedia] = Future()
     future.set_exception(error)
     return future

@@ -23,8 +23,8 @@ from engine.metrics.table import (
     BLOCK_LIVES,
     CONTINUED_PROMPTS,
     DRAFTS,
-    KNOWN_PICTURES,
-    PICTURES,
+    KNOWN_MEDIA,
+    MEDIA,
     REJECTIONS,
     TABLE,
     VIEWERS,
@@ -113,10 +113,10 @@ class Metrics:
         """Records a prompt that continues a turn whose tokens are known."""
         self._named[CONTINUED_PROMPTS.name].add({"appended" if appended else "rendered": 1}, 0.0)
 
-    def record_picture(self, *, is_known: bool) -> None:
-        """Records a picture of a prompt, and whether it had been decoded before. Thread safe."""
-        self._named[PICTURES.name].add(1, 0.0)
-        self._named[KNOWN_PICTURES.name].add(is_known, 0.0)
+    def record_media(self, *, is_known: bool) -> None:
+        """Records a picture or clip of a prompt, and whether it had been decoded before. Thread safe."""
+        self._named[MEDIA.name].add(1, 0.0)
+        self._named[KNOWN_MEDIA.name].add(is_known, 0.0)
 
     def record_pool(self, block_size: int, num_gpu_blocks: int) -> None:
         """Records the size of the KV pool in V1's form: numbers in labels."""

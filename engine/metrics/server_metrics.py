@@ -35,7 +35,7 @@ class ServerMetrics:
         self.record_viewers = first.record_viewers
         self.record_volatile_text = first.record_volatile_text
         self.record_continued_prompt = first.record_continued_prompt
-        self.record_picture = first.record_picture
+        self.record_media = first.record_media
         # The files of a folder hold what all cores' registries have recorded.
         self.exposition: Callable[[], bytes] = first.exposition
         if num_engines > 1 and shared_folder is None:

@@ -50,8 +50,8 @@ CONTINUED_PROMPTS = counter(
     label="made",
     label_values=("appended", "rendered"),
 )
-PICTURES = counter("vllm:mm_cache_queries", "Pictures in prompts.")
-KNOWN_PICTURES = counter("vllm:mm_cache_hits", "Pictures in prompts that had been decoded before.")
+MEDIA = counter("vllm:mm_cache_queries", "Pictures and clips in prompts.")
+KNOWN_MEDIA = counter("vllm:mm_cache_hits", "Pictures and clips in prompts that had been decoded before.")
 
 
 def _share(used: int, total: int) -> float | None:
@@ -479,8 +479,8 @@ TABLE: tuple[Metric, ...] = (
     *LATENCIES,
     *SIZES,
     *CONTINUED,
-    PICTURES,
-    KNOWN_PICTURES,
+    MEDIA,
+    KNOWN_MEDIA,
     *DRAFTS,
     *BLOCK_LIVES,
 )

@@ -14,7 +14,7 @@ from engine.records.adapters import Adapter
 from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.records.kv_transfer import KVLeased, KVTransfer
 from engine.records.lessons import ModelLearned
-from engine.records.picture import PictureModel, Pixels
+from engine.records.media import MediaModels, MediaSize
 from engine.records.pooling import Pooled, PoolingModel, PoolingParams
 from engine.records.reported_stats import SchedulerStats
 from engine.records.routed_experts import RoutedExperts
@@ -47,15 +47,17 @@ class FinishReason(IntEnum):
 
 
 class MediaSpan(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
-    """A picture in the prompt; its content hash is part of those of the blocks it covers."""
+    """A picture or an audio clip in the prompt; its content hash is part of those of the blocks it covers."""
 
     content_hash: str
     offset: int
     """Place of its first token."""
     length: int
     """Number of its tokens, and of the embeddings that the model's encoder makes of it."""
-    pixels: Pixels | None = None
-    """Pixels of the picture; None in a trace."""
+    size: MediaSize | None = None
+    """The size in which the model reads it; None in a trace."""
+    path: str = ""
+    """The file of its pixels or samples, which exists until the request ends; empty in a trace."""
 
     @property
     def end(self) -> int:
@@ -407,8 +409,8 @@ class EngineReady(msgspec.Struct, omit_defaults=True):
     """Layers that share a block table; a block of the pool is of one group."""
     pooling: PoolingModel | None = None
     """Properties of a pooling model; None: the model generates."""
-    pictures: PictureModel | None = None
-    """How the model reads pictures; None: it reads text only."""
+    media: MediaModels | None = None
+    """How the model reads pictures and audio; None: it reads text only."""
     most_draft_bytes: int = 0
 
 

@@ -15,11 +15,11 @@ NOT_NUMBERS = (
     "weights, or the dtype of the computation, cannot handle this input."
 )
 
-PICTURE_LOST = (
-    "A picture of this request could not be read by the model's worker: its pixels, which an API server "
-    "process keeps in shared memory, are gone or are not what was announced."
+MEDIA_LOST = (
+    "A picture or clip of this request could not be read by the model's worker: its file, which an API "
+    "server process keeps in shared memory, is gone or is not what was announced."
 )
-KV_SPOILED = frozenset((NOT_NUMBERS, PICTURE_LOST))
+KV_SPOILED = frozenset((NOT_NUMBERS, MEDIA_LOST))
 """Reasons that make what was computed of the request suspect: no other request may use it."""
 
 

@@ -13,8 +13,8 @@ from engine.errors import ModelLoadError, RequestError
 from engine.process.hub import hub_answers
 from engine.tokenization.chat_template import ChatTemplate, ContentShape
 from engine.tokenization.content_format import ContentFormat
+from engine.tokenization.media_parts import kind_of_part
 from engine.tokenization.parted_text import PartedText
-from engine.tokenization.picture_parts import is_picture_part
 from engine.tokenization.processor_template import processor_template
 from engine.tokenization.prompt_encoder import PromptEncoder
 from engine.tokenization.text_cuts import MAX_PART_CHARS, PART_CHARS, too_long_to_tokenize
@@ -359,7 +359,7 @@ def _shaped(content: Any, shape: ContentShape) -> Any:
     if content is None:
         content = ""
     if isinstance(content, list) and shape.parts:
-        return [part if is_picture_part(part) else _as_part(_part_text(part)) for part in content]
+        return [part if kind_of_part(part) else _as_part(_part_text(part)) for part in content]
     if isinstance(content, list):
         return "\n".join(_part_text(part) for part in content)
     return content if shape.texts or not isinstance(content, str) else [_as_part(content)]

@@ -29,6 +29,7 @@ from engine.worker.layer_groups import cache_spec, choose_groups, groups_here
 from engine.worker.loading.loader import LoadedModel
 from engine.worker.loading.model_folder import choose_device
 from engine.worker.lora.adapter_store import AdapterStore, open_adapters
+from engine.worker.media.beside import without_media_beside
 from engine.worker.memory import keep_freed_memory
 from engine.worker.model_states import (
     attention_beside_states,
@@ -42,7 +43,6 @@ from engine.worker.models.decoder import Decoder
 from engine.worker.models.routing_recorder import choose_routed_experts
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.parallel.waves import WaveRunner, with_waves
-from engine.worker.pictures.beside import without_pictures_beside
 from engine.worker.pooling.loading import load
 from engine.worker.pooling.pooling_folder import read_pooling_folder
 from engine.worker.profile_run import measure_activations, measure_gpu_steps, measure_token_s
@@ -78,7 +78,7 @@ class UniProcExecutor:
 
     def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
         attention = _choose_attention(config)
-        config = without_pictures_beside(config)
+        config = without_media_beside(config)
         self._shared = shared = SharedKV(config, group)
         loaded = load(config, group)
         states = state_spec_of(loaded.model, config.cache)
@@ -186,7 +186,7 @@ class UniProcExecutor:
 def _info(loaded: LoadedModel, **more: Any) -> ModelInfo:
     dtype = str(loaded.dtype).removeprefix("torch.")
     pooling = loaded.pooling
-    more["pictures"] = None if loaded.tower is None else loaded.tower.model
+    more["media"] = None if loaded.towers is None else loaded.towers.models
     more |= {"max_model_len": loaded.max_model_len, "vocab_size": loaded.vocab_size}
     return ModelInfo(dtype=dtype, pooling=pooling, **more)
 

@@ -21,7 +21,7 @@ from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import CoreProcess
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.llm import engine_config
-from engine.records.picture import PictureModel
+from engine.records.media import MediaModels, PictureModel
 from engine.testing import FakeExecutorFactory
 from tests.media.picture_folder import VOCAB_SIZE
 from tests.media.templates import WITH_TOOLS
@@ -45,13 +45,13 @@ class PictureSite:
 
     @property
     def num_decoded(self) -> int:
-        assert self.model.pictures is not None
-        return self.model.pictures.store.statistics().num_decoded
+        assert self.model.media is not None
+        return self.model.media.store.statistics().num_decoded
 
     @property
     def num_held(self) -> int:
-        assert self.model.pictures is not None
-        return self.model.pictures.store.statistics().num_held
+        assert self.model.media is not None
+        return self.model.media.store.statistics().num_held
 
 
 @asynccontextmanager
@@ -66,8 +66,13 @@ async def picture_site(
 ) -> AsyncIterator[PictureSite]:
     """Runs a server; ``pictures`` says how its model reads pictures."""
     executor = executor or FakeExecutorFactory(max_model_len=8192)
+    models = None if pictures is None else MediaModels(pictures)
     config = engine_config(str(folder), num_gpu_blocks_override=2000)
-    spec = CoreSpec(config, replace(executor, vocab_size=VOCAB_SIZE, pictures=pictures), fcfs)
+    spec = CoreSpec(
+        config,
+        replace(executor, vocab_size=VOCAB_SIZE, media=models),
+        fcfs,
+    )
     engine = AsyncLLM(config, AsyncMPClient(CoreProcess(spec)))
     server = ServerConfig(
         served_model_names=("tiny",),

@@ -16,7 +16,7 @@ from engine.api.config import AccessConfig, ServerConfig
 from engine.api.processes.listener import bound_socket
 from engine.api.processes.startup_messages import say_ready
 from engine.config.media import MediaConfig
-from engine.records.picture import PictureModel
+from engine.records.media import PictureModel
 from engine.testing import FakeExecutorFactory
 from tests.api.picture_site import PictureSite, picture_site
 from tests.media.picture_folder import folder_with_pictures
@@ -77,8 +77,8 @@ async def test_a_client_that_leaves_while_its_picture_is_decoded_holds_nothing(e
     """A disconnect releases the picture, whether its decoding had begun or is skipped."""
     large = image_url(png(2000, 2000))
     request = asyncio.create_task(endless.post(CHAT, **asking(large, max_tokens=20_000, ignore_eos=True)))
-    assert endless.model.pictures is not None
-    store = endless.model.pictures.store
+    assert endless.model.media is not None
+    store = endless.model.media.store
     while not store._pending and endless.num_decoded == 0:
         await others_run()
     request.cancel()
@@ -197,10 +197,10 @@ async def test_metrics_tell_how_many_pictures_were_known(folder: Folder) -> None
 async def test_the_store_is_cleared_on_request(folder: Folder) -> None:
     async with picture_site(*folder) as site:
         await site.post(CHAT, **asking(image_url(png()), max_tokens=1))
-        assert site.model.pictures is not None
-        assert site.model.pictures.store.statistics().num_idle == 1
+        assert site.model.media is not None
+        assert site.model.media.store.statistics().num_idle == 1
         assert (await site.post("/reset_mm_cache")).json() == {"success": True}
-        assert site.model.pictures.store.statistics().num_idle == 0
+        assert site.model.media.store.statistics().num_idle == 0
 
 
 async def test_without_memory_for_more_pictures_a_request_may_come_again(
@@ -215,7 +215,7 @@ async def test_without_memory_for_more_pictures_a_request_may_come_again(
         await until_held(site, 1)
         refused = await site.post(CHAT, **asking(image_url(png(seed=1))))
         assert refused.status_code == 503
-        assert "The pictures of running requests take" in refused.text
+        assert "Pictures and clips of running requests take" in refused.text
         assert refused.headers["retry-after"] == "1"
         assert (
             await site.post(CHAT, **asking({"type": "text", "text": "a"}, max_tokens=1))
@@ -229,8 +229,8 @@ async def test_without_memory_for_more_pictures_a_request_may_come_again(
 async def test_without_pillow_pictures_are_left_out_and_the_start_says_so(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("engine.api.service.server.can_decode", lambda: False)
-    monkeypatch.setattr("engine.api.processes.startup_messages.can_decode", lambda: False)
+    monkeypatch.setattr("engine.media.reader.can_decode", lambda kind: False)
+    monkeypatch.setattr("engine.api.processes.startup_messages.can_decode", lambda kind: False)
     async with picture_site(*folder) as site:
         answer = await site.post(CHAT, **asking(image_url(png())))
         assert "this server takes text only" in answer.text

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from engine.api.prompt.appended_chat import HistoryShape
 from engine.api.prompt.prompts import ChatPrompt, PromptSoFar
-from engine.records.picture import PictureModel
+from engine.records.media import PictureModel
 from tests.api.picture_site import PictureSite, limited, picture_site
 from tests.media.picture_folder import folder_with_pictures
 from tests.media.pictures import data_url, flat_png, image_block, image_url, png
@@ -371,7 +371,7 @@ async def test_pictures_of_the_model_and_the_system_are_lines_of_text(site: Pict
 async def test_too_many_new_pictures_are_refused(folder: tuple[Path, PictureModel]) -> None:
     path, pictures = folder
     messages = [user(*[image_url(png(seed=seed)) for seed in range(4)])]
-    async with picture_site(path, limited(pictures, max_pictures=3)) as site:
+    async with picture_site(path, limited(pictures, max_count=3)) as site:
         answer = await site.post("/v1/chat/completions", model="tiny", messages=messages)
         assert answer.status_code == 400
         assert "is one of 4 pictures in the last message; this server takes 3" in answer.text
@@ -382,7 +382,7 @@ async def test_too_many_new_pictures_are_refused(folder: tuple[Path, PictureMode
 async def test_of_a_long_history_the_latest_pictures_are_shown(folder: tuple[Path, PictureModel]) -> None:
     """Only the latest pictures are shown; the oldest are dropped several at a time, to keep the prefix."""
     path, pictures = folder
-    async with picture_site(path, limited(pictures, max_pictures=8)) as site:
+    async with picture_site(path, limited(pictures, max_count=8)) as site:
         shown = []
         for count in range(1, 15):
             parts = [image_url(png(8, 8, seed=seed)) for seed in range(count)]
@@ -409,4 +409,4 @@ async def test_a_model_without_pictures_takes_text_only(folder: tuple[Path, Pict
         assert "this server takes text only" in answer.text
         text = await site.prompt(messages=looked(image_url(png())))
         assert "[image/png, 32x24, left out: this model reads text only]" in text
-        assert site.model.pictures is None
+        assert site.model.media is None

@@ -152,7 +152,7 @@ class EngineRoom:
 
     def read_pictures(self, cache_size: int, step_size: int, whole: bool = False) -> None:
         """Makes the model read pictures; call before the first step."""
-        encoder = EncoderCacheManager(cache_size, step_size, whole_pictures=whole)
+        encoder = EncoderCacheManager(cache_size, step_size, keeps_whole=whole)
         self._untraced.add_parts(encoder)
         self.pictures = WorkerPictures(encoder)
         self.pictures.may_not_cut = whole and self._untraced.kv.states is None

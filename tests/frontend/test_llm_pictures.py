@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from PIL import Image
 
-from engine.config.media import picture_limits
+from engine.config.media import media_limits
 from engine.errors import ConfigError, RequestError
 from engine.frontend.llm import LLM, engine_config
-from engine.records.picture import PictureModel
+from engine.records.media import MediaModels, PictureModel
 from engine.records.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
 from tests.media.picture_folder import VOCAB_SIZE, folder_with_pictures
@@ -32,13 +32,13 @@ def folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 @pytest.fixture(scope="module")
 def llm(folder: tuple[Path, PictureModel]) -> Iterator[LLM]:
     path, pictures = folder
-    executor = FakeExecutorFactory(vocab_size=VOCAB_SIZE, pictures=pictures)
+    executor = FakeExecutorFactory(vocab_size=VOCAB_SIZE, media=MediaModels(pictures))
     with LLM(path, executor_factory=executor, multiprocess=False) as made:
         yield made
 
 
 def store_of(llm: LLM) -> Any:
-    reader = llm._pictures._reader
+    reader = llm._media._reader
     assert reader is not None
     return reader.store
 
@@ -72,12 +72,11 @@ def test_an_opened_picture_is_read_as_its_file_would_be(llm: LLM) -> None:
     """An opened picture gives the same pixels as its file, transparent ones too."""
     picture, files = noise(40, 30, "RGBA"), []
     for given in (picture, file_of(picture)):
-        with llm._pictures.lease() as lease:
-            _, (span,) = llm._pictures.expanded(
+        with llm._media.lease() as lease:
+            _, (span,) = llm._media.expanded(
                 _input({"prompt": ONE, "multi_modal_data": {"image": given}}), lease
             )
-            assert span.pixels is not None
-            files.append(Path(span.pixels.path).read_bytes())
+            files.append(Path(span.path).read_bytes())
     assert files[0] == files[1]
 
 
@@ -142,7 +141,10 @@ def test_an_event_loop_that_runs_is_no_hindrance(llm: LLM) -> None:
         ),
         ([{"prompt": ONE, "multi_modal_data": {"image": 5}}], r"prompts\[0\].* must be a picture of Pillow"),
         ({"prompt": ONE, "multi_modal_data": {"image": "/nowhere.png"}}, "cannot be read: No such file"),
-        ({"prompt": ONE, "multi_modal_data": {"video": b""}}, "has 'video'; this engine takes image only"),
+        (
+            {"prompt": ONE, "multi_modal_data": {"video": b""}},
+            "has 'video'; this engine takes image and audio",
+        ),
         ({"prompt": "no", "multi_modal_data": {"image": png()}}, "has 0 placeholders .* for 1 pictures"),
         ({"prompt": ONE * 2, "multi_modal_data": {"image": png()}}, "has 2 placeholders .* for 1 pictures"),
         ({"prompt": ONE, "multi_modal_data": {"image": [png()] * 9}}, r"9 pictures; a prompt takes 8"),
@@ -199,7 +201,7 @@ def test_options_are_v1s(model_folder: Path) -> None:
 )
 def test_wrong_options_are_named(limit: Any, kwargs: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        picture_limits(limit, kwargs)
+        media_limits(limit, kwargs)
 
 
 def test_urls_need_a_named_host(llm: LLM) -> None:
@@ -219,10 +221,10 @@ def test_pictures_of_a_url_in_a_request_are_read(llm: LLM) -> None:
 def test_without_pillow_the_error_says_what_to_install(
     folder: tuple[Path, PictureModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.frontend.picture_inputs.can_decode", lambda: False)
+    monkeypatch.setattr("engine.media.reader.can_decode", lambda kind: False)
     path, pictures = folder
-    pictures = msgspec.structs.replace(pictures, max_pictures=1)
-    executor = FakeExecutorFactory(vocab_size=VOCAB_SIZE, pictures=pictures)
+    pictures = msgspec.structs.replace(pictures, max_count=1)
+    executor = FakeExecutorFactory(vocab_size=VOCAB_SIZE, media=MediaModels(pictures))
     with LLM(path, executor_factory=executor, multiprocess=False) as llm:
         with pytest.raises(RequestError, match=r"pip install 'continuum-engine\[pictures\]'"):
             llm.generate({"prompt": ONE, "multi_modal_data": {"image": png()}}, SHORT, use_tqdm=False)
@@ -232,7 +234,7 @@ def test_without_pillow_the_error_says_what_to_install(
 
 def test_pixels_go_with_the_engine(folder: tuple[Path, PictureModel]) -> None:
     path, pictures = folder
-    executor = FakeExecutorFactory(vocab_size=VOCAB_SIZE, pictures=pictures)
+    executor = FakeExecutorFactory(vocab_size=VOCAB_SIZE, media=MediaModels(pictures))
     with LLM(path, executor_factory=executor, multiprocess=False, mm_processor_cache_gb=0.5) as llm:
         llm.generate(
             {"prompt": ONE, "multi_modal_data": {"image": Image.new("L", (9, 9))}}, SHORT, use_tqdm=False

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
-from engine.records.picture import PictureModel
+from engine.records.media import PictureModel
 from tests.media.pictures import SMALL
 
 MEDIA_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 from engine.media.limits import MAX_FILE_BYTES
+from engine.records.media import MediaKind
 from tests.media.pictures import png
 
 DATA = png()
@@ -35,7 +36,7 @@ class PictureSiteHandler(BaseHTTPRequestHandler):
             self._answer(302, b"", Location="/round")
         elif path == "/large":
             self.send_response(200)
-            self.send_header("Content-Length", str(MAX_FILE_BYTES + 1))
+            self.send_header("Content-Length", str(MAX_FILE_BYTES[MediaKind.IMAGE] + 1))
             self.end_headers()
         elif path == "/endless":
             self.send_response(200)

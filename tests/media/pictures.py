@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from engine.records.picture import PictureModel
+from engine.records.media import PictureModel
 
 QWEN = PictureModel(
-    token_id=5, patch_size=14, merge_size=2, min_pixels=56 * 56, max_pixels=28 * 28 * 1280, max_pictures=8
+    token_id=5, patch_size=14, merge_size=2, min_pixels=56 * 56, max_pixels=28 * 28 * 1280, max_count=8
 )
 """Qwen2.5-VL's settings, except for the token."""
 SMALL = PictureModel(
-    token_id=5, patch_size=4, merge_size=2, min_pixels=8 * 8, max_pixels=64 * 64, max_pictures=8
+    token_id=5, patch_size=4, merge_size=2, min_pixels=8 * 8, max_pixels=64 * 64, max_count=8
 )
 """Settings of a tiny model: a token is 8x8 pixels."""
 

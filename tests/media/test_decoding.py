@@ -17,11 +17,11 @@ from transformers.image_utils import SizeDict
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from engine.media import decoder_process
-from engine.media.decoder import PictureDecoder
+from engine.media.decoder import MediaDecoder
 from engine.media.decoding import decode
-from engine.media.limits import PictureFault, PixelsFailure
+from engine.media.limits import MediaFailure, MediaFault
 from engine.media.resizing import MAX_ASPECT_RATIO, fitted_size
-from engine.records.picture import PictureModel
+from engine.records.media import PictureModel, PictureSize
 from tests.media.pictures import QWEN, SMALL, file_of, flat_png, noise, png
 
 Array = npt.NDArray[np.uint8]
@@ -38,8 +38,8 @@ def expected(data: bytes, model: PictureModel) -> Array:
 
 
 def decoded(data: bytes, model: PictureModel, path: Path) -> Array:
-    height, width = decode(data, model, str(path))
-    return np.frombuffer(path.read_bytes(), np.uint8).reshape(height, width, 3)
+    size = decode(data, model, str(path))
+    return np.frombuffer(path.read_bytes(), np.uint8).reshape(size.height, size.width, 3)
 
 
 def with_orientation(turn: int) -> bytes:
@@ -110,24 +110,25 @@ def test_sizes_are_those_of_transformers(
     """Sizes equal those of transformers, and no picture has more tokens than the model allows."""
     model = PictureModel(0, factor, 2, min_pixels, min_pixels + more, 1)
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-        with pytest.raises(PictureFault, match="more than 200 times"):
+        with pytest.raises(MediaFault, match="more than 200 times"):
             fitted_size(height, width, model)
         return
     fitted = fitted_size(height, width, model)
-    assert fitted == smart_resize(height, width, 2 * factor, min_pixels, min_pixels + more)
-    assert (fitted[0] // model.factor) * (fitted[1] // model.factor) <= model.max_tokens
+    wanted = smart_resize(height, width, 2 * factor, min_pixels, min_pixels + more)
+    assert (fitted.height, fitted.width) == wanted
+    assert model.num_tokens(fitted) <= model.max_tokens
 
 
 def test_what_cannot_fit_is_refused() -> None:
     """A side is at least one token: a long, narrow picture may exceed the model's pixels."""
     model = PictureModel(0, 14, 2, 784, 7840, 1)
-    with pytest.raises(PictureFault, match="too narrow to fit into the model's 7840 pixels"):
+    with pytest.raises(MediaFault, match="too narrow to fit into the model's 7840 pixels"):
         fitted_size(10, 2000, model)
 
 
 @pytest.fixture(scope="module")
-def decoder() -> Iterator[PictureDecoder]:
-    made = PictureDecoder(QWEN)
+def decoder() -> Iterator[MediaDecoder]:
+    made = MediaDecoder(QWEN)
     yield made
     made.close()
 
@@ -149,14 +150,14 @@ BAD: list[tuple[Bad, str]] = [
 
 @pytest.mark.parametrize(("data", "fault"), BAD, ids=range(len(BAD)))
 def test_a_bad_file_is_a_fault_of_its_own(
-    decoder: PictureDecoder, data: Bad, fault: str, tmp_path: Path
+    decoder: MediaDecoder, data: Bad, fault: str, tmp_path: Path
 ) -> None:
     """A bad file leaves nothing behind, and the same process decodes the next picture."""
     decoder.decode(png(), str(tmp_path / "before"))
     pid = decoder.pid
-    with pytest.raises(PictureFault, match=fault):
+    with pytest.raises(MediaFault, match=fault):
         decoder.decode(data(), str(tmp_path / "bad"))
-    assert decoder.decode(png(), str(tmp_path / "good")) == (56, 84)
+    assert decoder.decode(png(), str(tmp_path / "good")) == PictureSize(56, 84)
     assert decoder.pid == pid
     assert {file.name for file in tmp_path.iterdir()} == {"before", "good"}
 
@@ -170,7 +171,7 @@ def test_a_bad_file_is_a_fault_of_its_own(
     kept=st.floats(0.1, 1),
 )
 def test_a_spoiled_file_is_decoded_or_refused(
-    decoder: PictureDecoder, tmp_path: Path, name: str, spoiled: dict[float, int], kept: float
+    decoder: MediaDecoder, tmp_path: Path, name: str, spoiled: dict[float, int], kept: float
 ) -> None:
     """The decoder process survives any bytes."""
     data = bytearray(FILES[name])
@@ -180,17 +181,17 @@ def test_a_spoiled_file_is_decoded_or_refused(
     path.unlink(missing_ok=True)
     pid = decoder.pid
     try:
-        height, width = decoder.decode(bytes(data[: int(kept * len(data))]), str(path))
-        assert path.stat().st_size == height * width * 3
-    except PictureFault:
+        size = decoder.decode(bytes(data[: int(kept * len(data))]), str(path))
+        assert path.stat().st_size == size.num_bytes
+    except MediaFault:
         assert not path.exists()
     assert pid in (None, decoder.pid)
 
 
 @pytest.mark.slow
-def test_the_largest_picture_is_decoded(decoder: PictureDecoder, tmp_path: Path) -> None:
+def test_the_largest_picture_is_decoded(decoder: MediaDecoder, tmp_path: Path) -> None:
     """The largest picture, in the mode that takes most memory, fits the process's limit."""
-    assert decoder.decode(flat_png(8000, 8000, "RGBA"), str(tmp_path / "large")) == (980, 980)
+    assert decoder.decode(flat_png(8000, 8000, "RGBA"), str(tmp_path / "large")) == PictureSize(980, 980)
 
 
 def test_a_picture_that_takes_too_long_ends_the_process_only(
@@ -203,24 +204,24 @@ def test_a_picture_that_takes_too_long_ends_the_process_only(
     )
     command = [sys.executable, "-P", "-c", impatient]
     monkeypatch.setattr("engine.media.decoder.spawn_command", lambda module: command)
-    decoder = PictureDecoder(QWEN)
+    decoder = MediaDecoder(QWEN)
     large = file_of(Image.effect_mandelbrot((2500, 2500), (-3, -2.5, 2, 2.5), 50))
     try:
-        with pytest.raises(PictureFault, match=f"takes more than {decoder_process.TIME_LIMIT_S:g} s"):
+        with pytest.raises(MediaFault, match=f"takes more than {decoder_process.TIME_LIMIT_S:g} s"):
             decoder.decode(large, str(tmp_path / "large"))
         assert decoder.pid is None
-        assert decoder.decode(png(), str(tmp_path / "small")) == (56, 84)
+        assert decoder.decode(png(), str(tmp_path / "small")) == PictureSize(56, 84)
     finally:
         decoder.close()
 
 
 def test_a_process_that_was_killed_costs_no_picture(tmp_path: Path) -> None:
-    decoder = PictureDecoder(QWEN)
+    decoder = MediaDecoder(QWEN)
     try:
         decoder.decode(png(), str(tmp_path / "one"))
         assert decoder._process is not None
         decoder._process.kill()
-        assert decoder.decode(png(), str(tmp_path / "two")) == (56, 84)
+        assert decoder.decode(png(), str(tmp_path / "two")) == PictureSize(56, 84)
     finally:
         decoder.close()
 
@@ -228,9 +229,9 @@ def test_a_process_that_was_killed_costs_no_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("end", "error", "message"),
     [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", PictureFault, "it crashes the decoder"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", PixelsFailure, "ended with exit code -9"),
-        ("sys.exit(3)", PixelsFailure, "ended with exit code 3"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", MediaFault, "it crashes the decoder"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", MediaFailure, "ended with exit code -9"),
+        ("sys.exit(3)", MediaFailure, "ended with exit code 3"),
     ],
 )
 def test_a_picture_that_ends_each_process_is_given_up(
@@ -240,7 +241,7 @@ def test_a_picture_that_ends_each_process_is_given_up(
     mortal = f"import os, signal, sys; sys.stdin.buffer.read(20000); {end}"
     command = [sys.executable, "-P", "-c", mortal]
     monkeypatch.setattr("engine.media.decoder.spawn_command", lambda module: command)
-    decoder = PictureDecoder(QWEN)
+    decoder = MediaDecoder(QWEN)
     try:
         with pytest.raises(error, match=message):
             decoder.decode(png(100, 100), str(tmp_path / "pixels"))
@@ -249,14 +250,14 @@ def test_a_picture_that_ends_each_process_is_given_up(
         decoder.close()
 
 
-def test_a_place_that_cannot_be_written_to_is_no_fault_of_the_picture(decoder: PictureDecoder) -> None:
-    with pytest.raises(PixelsFailure, match="No such file or directory"):
+def test_a_place_that_cannot_be_written_to_is_no_fault_of_the_picture(decoder: MediaDecoder) -> None:
+    with pytest.raises(MediaFailure, match="No such file or directory"):
         decoder.decode(png(), "/nowhere/pixels")
 
 
 def test_a_closed_decoder_starts_no_process(tmp_path: Path) -> None:
-    decoder = PictureDecoder(QWEN)
+    decoder = MediaDecoder(QWEN)
     decoder.close()
-    with pytest.raises(PixelsFailure, match="shutting down"):
+    with pytest.raises(MediaFailure, match="shutting down"):
         decoder.decode(png(), str(tmp_path / "pixels"))
     assert decoder.pid is None

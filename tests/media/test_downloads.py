@@ -8,8 +8,9 @@ from ipaddress import ip_address
 import pytest
 
 from engine.media import downloads
-from engine.media.downloads import PictureDownloads
-from engine.media.limits import PictureFault
+from engine.media.downloads import MediaDownloads
+from engine.media.limits import MediaFault
+from engine.records.media import MediaKind
 from tests.media.picture_host import DATA, picture_host
 
 
@@ -19,17 +20,17 @@ def site() -> Iterator[str]:
         yield found
 
 
-HERE = PictureDownloads(["127.0.0.1"])
+HERE = MediaDownloads(["127.0.0.1"])
 
 
 async def test_a_picture_of_a_named_host_is_fetched(site: str) -> None:
-    assert await HERE.fetch(f"http://{site}/picture.png") == DATA
-    assert await HERE.fetch(f"http://{site}/host") == site.encode()
+    assert await HERE.fetch(f"http://{site}/picture.png", MediaKind.IMAGE) == DATA
+    assert await HERE.fetch(f"http://{site}/host", MediaKind.IMAGE) == site.encode()
 
 
 async def test_redirects_within_named_hosts_are_followed(site: str) -> None:
-    assert await HERE.fetch(f"http://{site}/to//picture.png") == DATA
-    assert await HERE.fetch(f"http://{site}/to/http://{site}/picture.png") == DATA
+    assert await HERE.fetch(f"http://{site}/to//picture.png", MediaKind.IMAGE) == DATA
+    assert await HERE.fetch(f"http://{site}/to/http://{site}/picture.png", MediaKind.IMAGE) == DATA
 
 
 @pytest.mark.parametrize(
@@ -45,19 +46,19 @@ async def test_redirects_within_named_hosts_are_followed(site: str) -> None:
     ],
 )
 async def test_what_may_not_be_fetched_is_a_fault(site: str, path: str, fault: str) -> None:
-    with pytest.raises(PictureFault, match=fault):
-        await HERE.fetch(f"http://{site}{path}")
+    with pytest.raises(MediaFault, match=fault):
+        await HERE.fetch(f"http://{site}{path}", MediaKind.IMAGE)
 
 
 async def test_a_silent_host_takes_limited_time(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(downloads, "TIME_LIMIT_S", 0.05)
-    with pytest.raises(PictureFault, match=r"could not be fetched within 0\.05 s"):
-        await HERE.fetch(f"http://{site}/silent")
+    with pytest.raises(MediaFault, match=r"could not be fetched within 0\.05 s"):
+        await HERE.fetch(f"http://{site}/silent", MediaKind.IMAGE)
 
 
 async def test_a_closed_port_is_a_fault() -> None:
-    with pytest.raises(PictureFault, match="could not be fetched: ConnectError"):
-        await HERE.fetch("http://127.0.0.1:1/picture.png")
+    with pytest.raises(MediaFault, match="could not be fetched: ConnectError"):
+        await HERE.fetch("http://127.0.0.1:1/picture.png", MediaKind.IMAGE)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +73,8 @@ async def test_a_closed_port_is_a_fault() -> None:
     ],
 )
 async def test_other_urls_are_refused_before_anything_is_sent(url: str, fault: str) -> None:
-    with pytest.raises(PictureFault, match=fault):
-        await HERE.fetch(url)
+    with pytest.raises(MediaFault, match=fault):
+        await HERE.fetch(url, MediaKind.IMAGE)
 
 
 async def test_a_name_that_leads_into_a_private_network_is_refused(
@@ -82,16 +83,19 @@ async def test_a_name_that_leads_into_a_private_network_is_refused(
     """A private address is refused unless it is named, too, or the name is localhost."""
     port = site.rpartition(":")[2]
     url = f"http://pictures.example:{port}/picture.png"
-    by_name = PictureDownloads(["pictures.example"])
+    by_name = MediaDownloads(["pictures.example"])
 
     async def resolved(self: object, host: str, *args: object, **kwargs: object) -> list[object]:
         return [(2, 1, 6, "", ("127.0.0.1", port))]
 
     monkeypatch.setattr("asyncio.BaseEventLoop.getaddrinfo", resolved)
-    with pytest.raises(PictureFault, match="with a private address, which is not listed in --allowed"):
-        await by_name.fetch(url)
-    assert await PictureDownloads(["Pictures.Example.", "127.0.0.1"]).fetch(url) == DATA
-    assert await PictureDownloads(["localhost"]).fetch(f"http://localhost:{port}/picture.png") == DATA
+    with pytest.raises(MediaFault, match="with a private address, which is not listed in --allowed"):
+        await by_name.fetch(url, MediaKind.IMAGE)
+    assert await MediaDownloads(["Pictures.Example.", "127.0.0.1"]).fetch(url, MediaKind.IMAGE) == DATA
+    assert (
+        await MediaDownloads(["localhost"]).fetch(f"http://localhost:{port}/picture.png", MediaKind.IMAGE)
+        == DATA
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,5 +108,5 @@ async def test_a_name_that_leads_into_a_private_network_is_refused(
     ],
 )
 def test_only_public_addresses_are_reached(address: str, may: bool) -> None:
-    assert PictureDownloads(["a.example"])._may_reach(ip_address(address), "a.example") is may
-    assert PictureDownloads([str(ip_address(address))])._may_reach(ip_address(address), "a.example")
+    assert MediaDownloads(["a.example"])._may_reach(ip_address(address), "a.example") is may
+    assert MediaDownloads([str(ip_address(address))])._may_reach(ip_address(address), "a.example")

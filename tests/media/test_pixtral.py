@@ -18,7 +18,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import (
 
 from engine.media.decoding import decode
 from engine.media.resizing import MAX_ASPECT_RATIO, fitted_size
-from engine.records.picture import PictureModel
+from engine.records.media import PictureModel, PictureSize
 from tests.media.pictures import file_of, noise
 
 MODEL = PictureModel(10, 14, 2, 0, 280**2, 64, max_edge=280, row_end_id=12, end_id=13)
@@ -30,14 +30,14 @@ def test_sizes(height: int, width: int) -> None:
     picture: Any = np.empty((height, width, 0), np.uint8)
     wanted = get_resize_output_image_size(picture, (280, 280), (28, 28), input_data_format="channels_last")
     fitted = fitted_size(height, width, MODEL)
-    assert fitted == tuple(wanted)
-    assert MODEL.num_tokens(*fitted) == len(MODEL.token_ids(*fitted)) <= MODEL.max_tokens
+    assert (fitted.height, fitted.width) == tuple(wanted)
+    assert MODEL.num_tokens(fitted) == len(MODEL.token_ids(fitted)) <= MODEL.max_tokens
 
 
 def test_pixels(tmp_path: Path) -> None:
     data = file_of(noise(600, 333), "PNG")
-    height, width = decode(data, MODEL, str(tmp_path / "pixels"))
-    pixels = np.fromfile(tmp_path / "pixels", np.uint8).reshape(height, width, 3)
+    size = decode(data, MODEL, str(tmp_path / "pixels"))
+    pixels = np.fromfile(tmp_path / "pixels", np.uint8).reshape(size.height, size.width, 3)
     processor = PixtralImageProcessorPil()
     image = processor.process_image(Image.open(BytesIO(data)))
     patch = SizeDict(height=28, width=28)
@@ -47,5 +47,5 @@ def test_pixels(tmp_path: Path) -> None:
 
 def test_tokens() -> None:
     """Each row ends with a token and the last row with another one, as in the processor's text."""
-    assert MODEL.token_ids(84, 112) == [10, 10, 10, 10, 12, 10, 10, 10, 10, 12, 10, 10, 10, 10, 13]
-    assert MODEL.token_ids(28, 56) == [10, 10, 13]
+    assert MODEL.token_ids(PictureSize(84, 112)) == [*[10] * 4, 12, *[10] * 4, 12, *[10] * 4, 13]
+    assert MODEL.token_ids(PictureSize(28, 56)) == [10, 10, 13]

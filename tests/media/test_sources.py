@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.media.limits import MAX_FILE_BYTES, PictureFault
+from engine.media.limits import MAX_FILE_BYTES, MediaFault
 from engine.media.sources import (
-    InlinePicture,
-    RemotePicture,
+    InlineMedia,
+    RemoteMedia,
     check_file,
-    is_picture,
-    picture_source,
+    media_kind,
+    media_source,
     read_inline,
 )
+from engine.records.media import MediaKind
 from tests.media.pictures import data_url, flat_png, image_block, image_url, png
 
 DATA = png()
@@ -42,10 +43,10 @@ FIELDS = ("url", "image_url", "data", "file_id", "mimeType", "blob", "media_type
     ],
 )
 def test_the_picture_of_a_part_is_found(part: dict[str, Any]) -> None:
-    assert is_picture(part)
-    source = picture_source(part)
-    assert isinstance(source, InlinePicture)
-    assert read_inline(source) == DATA
+    assert media_kind(part) is MediaKind.IMAGE
+    source = media_source(part)
+    assert isinstance(source, InlineMedia)
+    assert read_inline(source, MediaKind.IMAGE) == DATA
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_the_picture_of_a_part_is_found(part: dict[str, Any]) -> None:
     ],
 )
 def test_a_picture_at_a_url_is_not_fetched_yet(part: dict[str, Any]) -> None:
-    assert isinstance(picture_source(part), RemotePicture)
+    assert isinstance(media_source(part), RemoteMedia)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_a_picture_at_a_url_is_not_fetched_yet(part: dict[str, Any]) -> None:
     ],
 )
 def test_other_parts_are_no_pictures(part: dict[str, Any]) -> None:
-    assert not is_picture(part)
+    assert media_kind(part) is not MediaKind.IMAGE
 
 
 @pytest.mark.parametrize(
@@ -89,25 +90,25 @@ def test_other_parts_are_no_pictures(part: dict[str, Any]) -> None:
     ],
 )
 def test_a_part_without_a_picture_that_can_be_read_is_at_fault(part: dict[str, Any], fault: str) -> None:
-    with pytest.raises(PictureFault, match=fault):
-        picture_source(part)
+    with pytest.raises(MediaFault, match=fault):
+        media_source(part)
 
 
 def test_base64_may_be_folded_and_unpadded() -> None:
     folded = "\n".join(TEXT[start : start + 76] for start in range(0, len(TEXT), 76))
-    assert read_inline(InlinePicture(folded)) == DATA
-    assert read_inline(InlinePicture(TEXT.rstrip("="))) == DATA
+    assert read_inline(InlineMedia(folded), MediaKind.IMAGE) == DATA
+    assert read_inline(InlineMedia(TEXT.rstrip("=")), MediaKind.IMAGE) == DATA
 
 
 def test_base64_of_many_steps_is_read_whole() -> None:
     long = DATA + bytes(3 * 2**20 + 1)
-    assert read_inline(InlinePicture(b64encode(long).decode())) == long
+    assert read_inline(InlineMedia(b64encode(long).decode()), MediaKind.IMAGE) == long
 
 
 @pytest.mark.parametrize("text", ["%%%%", "abc=def", TEXT[:50] + "é" + TEXT[50:], TEXT[:-3] + "=", "A"])
 def test_what_is_no_base64_is_refused(text: str) -> None:
-    with pytest.raises(PictureFault, match=r"is not (valid base64|a picture)"):
-        read_inline(InlinePicture(text))
+    with pytest.raises(MediaFault, match=r"is not (valid base64|a picture)"):
+        read_inline(InlineMedia(text), MediaKind.IMAGE)
 
 
 ANYTHING = st.recursive(
@@ -121,11 +122,11 @@ ANYTHING = st.recursive(
 def test_whatever_a_part_holds_is_a_picture_or_a_fault(part: dict[str, Any]) -> None:
     for kind in (part.get("type"), "image", "image_url"):
         known = {**part, "type": kind}
-        if is_picture(known):
-            with suppress(PictureFault):
-                source = picture_source(known)
-                if isinstance(source, InlinePicture):
-                    read_inline(source)
+        if media_kind(known) is MediaKind.IMAGE:
+            with suppress(MediaFault):
+                source = media_source(known)
+                if isinstance(source, InlineMedia):
+                    read_inline(source, MediaKind.IMAGE)
 
 
 def webp_head(width: int, height: int) -> bytes:
@@ -148,14 +149,14 @@ def bmp_head(width: int, height: int) -> bytes:
         (flat_png(9000, 8000), "has 9000x8000 pixels; at most 64000000"),
         (webp_head(16383, 16383), "has 16383x16383 pixels"),
         (bmp_head(30000, -30000), "has 30000x30000 pixels"),
-        (DATA + bytes(MAX_FILE_BYTES), "the limit for one picture is 20 MiB"),
+        (DATA + bytes(MAX_FILE_BYTES[MediaKind.IMAGE]), "the limit for one picture is 20 MiB"),
     ],
 )
 def test_what_shows_without_decoding_is_refused_at_once(data: bytes, fault: str) -> None:
-    with pytest.raises(PictureFault, match=fault):
-        check_file(data)
+    with pytest.raises(MediaFault, match=fault):
+        check_file(data, MediaKind.IMAGE)
 
 
 def test_too_much_base64_is_refused_before_it_is_read() -> None:
-    with pytest.raises(PictureFault, match="the limit for one picture is 20 MiB"):
-        read_inline(InlinePicture("%" * (MAX_FILE_BYTES * 4 // 3 + 100)))
+    with pytest.raises(MediaFault, match="the limit for one picture is 20 MiB"):
+        read_inline(InlineMedia("%" * (MAX_FILE_BYTES[MediaKind.IMAGE] * 4 // 3 + 100)), MediaKind.IMAGE)

@@ -12,46 +12,46 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.media.limits import PictureFault, PixelsFailure
-from engine.media.store import PictureLease, PictureStore, StoredPicture
+from engine.media.limits import MediaFailure, MediaFault
+from engine.media.store import MediaLease, MediaStore, StoredMedia
+from engine.records.media import MediaKind, MediaModels, PictureModel, PictureSize
 from tests.media.pictures import SMALL, png
 
+MODELS = MediaModels(SMALL)
 SIZE = 24 * 32 * 3
 """Bytes of the pixels of ``png()``."""
 
 
 @pytest.fixture
-def store() -> Iterator[PictureStore]:
-    made = PictureStore(SMALL, max_idle_bytes=2 * SIZE)
+def store() -> Iterator[MediaStore]:
+    made = MediaStore(MODELS, max_idle_bytes=2 * SIZE)
     yield made
     made.close()
 
 
-def get(
-    store: PictureStore, data: bytes, lease: PictureLease | None, owner: str | None = None
-) -> StoredPicture:
-    return store.get(store.hash_of(data, owner), data, lease).result(10)
+def get(store: MediaStore, data: bytes, lease: MediaLease | None, owner: str | None = None) -> StoredMedia:
+    name = store.hash_of(data, MediaKind.IMAGE, owner)
+    return store.get(name, data, MediaKind.IMAGE, lease).result(10)
 
 
-def folder_of(picture: StoredPicture) -> Path:
+def folder_of(picture: StoredMedia) -> Path:
     assert picture.path is not None
     return Path(picture.path).parent
 
 
-def test_the_next_turn_decodes_only_what_is_new(store: PictureStore) -> None:
+def test_the_next_turn_decodes_only_what_is_new(store: MediaStore) -> None:
     with store.lease() as lease:
         first = [get(store, png(seed=seed), lease) for seed in range(2)]
     with store.lease() as lease:
         second = [get(store, png(seed=seed), lease) for seed in range(3)]
     assert second[:2] == first
     assert store.statistics().num_decoded == 3
-    pixels = second[2].pixels
-    assert pixels is not None
-    assert (pixels.height, pixels.width) == (24, 32)
+    assert second[2].size == PictureSize(24, 32)
+    assert second[2].path is not None
 
 
 def test_pixels_are_in_a_private_file_that_the_end_removes() -> None:
-    store = PictureStore(SMALL, max_idle_bytes=SIZE, max_held_bytes=SIZE)  # it fits into any /dev/shm
+    store = MediaStore(MODELS, max_idle_bytes=SIZE, max_held_bytes=SIZE)  # it fits into any /dev/shm
     picture = get(store, png(), store.lease())
     folder = folder_of(picture)
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -66,53 +66,53 @@ def test_without_room_in_memory_files_go_where_temporary_ones_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    store = PictureStore(SMALL, max_idle_bytes=2**60)
+    store = MediaStore(MODELS, max_idle_bytes=2**60)
     try:
         assert folder_of(get(store, png(), store.lease())).parent == tmp_path
     finally:
         store.close()
 
 
-def test_nothing_starts_before_the_first_picture(store: PictureStore) -> None:
+def test_nothing_starts_before_the_first_picture(store: MediaStore) -> None:
     assert store._folder is None
-    assert store._decoder.pid is None
+    assert store._decoders[MediaKind.IMAGE].pid is None
 
 
-def test_owners_and_limits_are_part_of_the_name(store: PictureStore) -> None:
+def test_owners_and_limits_are_part_of_the_name(store: MediaStore) -> None:
     """A picture's name depends on owner and limits: separated owners share neither pixels nor blocks."""
     data = png()
-    assert store.hash_of(data, "ann") != store.hash_of(data, "bob") != store.hash_of(data, None)
-    other = PictureStore(SMALL.__class__(5, 4, 2, 64, 2048, 8), SIZE)
-    assert other.hash_of(data, None) != store.hash_of(data, None)
+    names = {store.hash_of(data, MediaKind.IMAGE, owner) for owner in ("ann", "bob", None)}
+    other = MediaStore(MediaModels(PictureModel(5, 4, 2, 64, 2048, 8)), SIZE)
+    assert len(names | {other.hash_of(data, MediaKind.IMAGE, None)}) == 4
 
 
-def test_a_fault_is_remembered(store: PictureStore) -> None:
+def test_a_fault_is_remembered(store: MediaStore) -> None:
     """A bad picture in a history, sent again with every turn, is not decoded again."""
     data, pid = png()[:60], None
     for _ in range(3):
-        with pytest.raises(PictureFault, match="is broken"):
+        with pytest.raises(MediaFault, match="is broken"):
             get(store, data, store.lease())
-    with pytest.raises(PictureFault, match="is broken"):
-        store.find(store.hash_of(data, None), None)
+    with pytest.raises(MediaFault, match="is broken"):
+        store.find(store.hash_of(data, MediaKind.IMAGE, None), None)
     assert store.statistics().num_decoded == 0
     assert pid is None
 
 
-def test_sizes_are_known_longer_than_pixels(store: PictureStore) -> None:
+def test_sizes_are_known_longer_than_pixels(store: MediaStore) -> None:
     with store.lease() as lease:
         name = get(store, png(), lease).content_hash
     assert store.clear()
     found = store.find(name, None)
     assert found is not None
-    assert (found.height, found.width, found.pixels) == (24, 32, None)
+    assert (found.size, found.path) == (PictureSize(24, 32), None)
     with store.lease() as lease:
         assert store.find(name, lease) is None, "its pixels are gone"
 
 
-def test_many_wait_for_one_decoding(store: PictureStore) -> None:
+def test_many_wait_for_one_decoding(store: MediaStore) -> None:
     data = png()
-    name, leases = store.hash_of(data, None), [store.lease() for _ in range(5)]
-    found = {id(store.get(name, data, lease).result(10)) for lease in leases}
+    name, leases = store.hash_of(data, MediaKind.IMAGE, None), [store.lease() for _ in range(5)]
+    found = {id(store.get(name, data, MediaKind.IMAGE, lease).result(10)) for lease in leases}
     assert len(found) == 1
     assert store.statistics().num_decoded == 1
     for lease in leases:
@@ -122,24 +122,24 @@ def test_many_wait_for_one_decoding(store: PictureStore) -> None:
     assert store.statistics().num_held == 0
 
 
-def test_a_request_that_ended_meanwhile_holds_nothing(store: PictureStore) -> None:
+def test_a_request_that_ended_meanwhile_holds_nothing(store: MediaStore) -> None:
     """A released lease gets nothing, and nothing is decoded for it unless another lease waits."""
     lease = store.lease()
     data = png()
     lease.release()
-    with pytest.raises(PixelsFailure, match="left"):
+    with pytest.raises(MediaFailure, match="left"):
         get(store, data, lease)
     assert (store.statistics().num_idle, store.statistics().num_decoded) == (0, 0)
     assert get(store, data, store.lease()).num_holders == 1
 
 
 def test_requests_cannot_hold_more_than_there_is_memory_for() -> None:
-    store = PictureStore(SMALL, max_idle_bytes=0, max_held_bytes=2 * SIZE)
+    store = MediaStore(MODELS, max_idle_bytes=0, max_held_bytes=2 * SIZE)
     try:
         lease, other = store.lease(), store.lease()
         get(store, png(seed=0), lease)
         get(store, png(seed=1), lease)
-        with pytest.raises(PixelsFailure, match="The pictures of running requests take"):
+        with pytest.raises(MediaFailure, match="Pictures and clips of running requests take"):
             get(store, png(seed=2), other)
         get(store, png(seed=1), other)  # already held: it takes no more memory
         lease.release()
@@ -150,17 +150,17 @@ def test_requests_cannot_hold_more_than_there_is_memory_for() -> None:
         store.close()
 
 
-def test_a_full_disk_takes_pictures_again_when_idle_ones_are_gone(store: PictureStore) -> None:
+def test_a_full_disk_takes_pictures_again_when_idle_ones_are_gone(store: MediaStore) -> None:
     with store.lease() as lease:
         kept = get(store, png(seed=0), lease)
     attempts: list[str] = []
 
-    def write(path: str) -> tuple[int, int]:
+    def write(path: str) -> PictureSize:
         attempts.append(path)
         if len(attempts) == 1:
             raise OSError(28, "No space left on device")
         Path(path).write_bytes(bytes(SIZE))
-        return 24, 32
+        return PictureSize(24, 32)
 
     with store.lease() as lease:
         store.put("name", write, lease)
@@ -174,8 +174,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.store = PictureStore(SMALL, max_idle_bytes=3 * SIZE, max_held_bytes=5 * SIZE)
-        self.open: list[PictureLease] = []
+        self.store = MediaStore(MODELS, max_idle_bytes=3 * SIZE, max_held_bytes=5 * SIZE)
+        self.open: list[MediaLease] = []
 
     @rule()
     def begins(self) -> None:
@@ -186,16 +186,16 @@ class StoreMachine(RuleBasedStateMachine):
     def takes(self, seed: int, which: int, own: bool) -> None:
         lease = self.open[which % len(self.open)]
 
-        def write(path: str) -> tuple[int, int]:
+        def write(path: str) -> PictureSize:
             Path(path).write_bytes(bytes(SIZE))
-            return 24, 32
+            return PictureSize(24, 32)
 
         try:
             if own:
                 self.store.put(f"{seed}", write, lease)
             else:
                 get(self.store, png(seed=seed), lease)
-        except PixelsFailure:
+        except MediaFailure:
             held = self.store.statistics().held_bytes
             assert held + SIZE > 5 * SIZE
 
@@ -211,13 +211,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def adds_up(self) -> None:
-        held = {picture.content_hash: picture for lease in self.open for picture in lease.pictures}
+        held = {picture.content_hash: picture for lease in self.open for picture in lease.held}
         counts = self.store.statistics()
         assert counts.num_held == len(held)
         assert counts.held_bytes == SIZE * len(held)
         assert counts.idle_bytes == SIZE * counts.num_idle <= 3 * SIZE
         for picture in held.values():
-            assert picture.num_holders == sum(lease.pictures.count(picture) for lease in self.open)
+            assert picture.num_holders == sum(lease.held.count(picture) for lease in self.open)
             assert os.path.getsize(str(picture.path)) == SIZE
         folder = self.store._folder
         if folder is not None:

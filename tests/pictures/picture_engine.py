@@ -9,8 +9,8 @@ from typing import Any
 
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import RequestOutput
+from engine.records.media import PictureModel, PictureSize
 from engine.records.messages import MediaSpan, RequestContext
-from engine.records.picture import PictureModel
 from engine.records.sampling_params import SamplingParams
 from tests.pictures.picture_folders import Picture, stored
 from tests.worker.generation import random_tokens
@@ -34,7 +34,7 @@ def prompt_of(
             tokens += [next(text) for _ in range(part)]
         else:
             media.append(stored(part, len(tokens), pixels, model))
-            tokens += model.token_ids(*part.shape[:2])
+            tokens += model.token_ids(PictureSize(*part.shape[:2]))
     return tokens, tuple(media)
 
 
@@ -44,9 +44,10 @@ class PictureEngine:
     def __init__(self, llm: LLM, pixels: Path) -> None:
         self.llm = llm
         self.pixels = pixels
-        model = llm.engine.ready.pictures
-        assert model is not None
-        self.model = model
+        models = llm.engine.ready.media
+        assert models is not None
+        assert models.image is not None
+        self.model = models.image
 
     def prompt(self, *parts: Part, seed: int = 1) -> tuple[list[int], tuple[MediaSpan, ...]]:
         return prompt_of(parts, self.model, self.pixels, seed)

@@ -14,8 +14,8 @@ import torch
 from tokenizers import AddedToken
 from transformers import AutoConfig, AutoTokenizer
 
+from engine.records.media import PictureModel, PictureSize
 from engine.records.messages import MediaSpan
-from engine.records.picture import PictureModel, Pixels
 from tests.media.templates import PLAIN
 from tests.worker.loading.multimodal_folders import class_of, random_weights
 
@@ -185,5 +185,5 @@ def stored(picture: Picture, offset: int, folder: Path, model: PictureModel) -> 
     content_hash = sha256(picture.tobytes()).hexdigest()
     path = folder / content_hash
     path.write_bytes(picture.tobytes())
-    height, width, _ = picture.shape
-    return MediaSpan(content_hash, offset, model.num_tokens(height, width), Pixels(str(path), height, width))
+    size = PictureSize(*picture.shape[:2])
+    return MediaSpan(content_hash, offset, model.num_tokens(size), size, str(path))

@@ -16,9 +16,10 @@ from engine.core.scheduler import Scheduler
 from engine.core.step import Step
 from engine.errors import ConfigError, ModelLoadError
 from engine.frontend.llm import LLM
+from engine.records.media import PictureSize
 from engine.records.messages import FinishReason
-from engine.records.row_failures import PICTURE_LOST
-from engine.worker.pictures.tower import Picture, VisionTower
+from engine.records.row_failures import MEDIA_LOST
+from engine.worker.media.vision_tower import Picture, VisionTower
 from tests.pictures.conftest import PictureFolders
 from tests.pictures.picture_engine import SIZES, greedy, picture_engine, tokens_of
 from tests.pictures.picture_folders import FACTOR, copied, picture
@@ -148,12 +149,12 @@ def test_pixels_that_are_gone_end_their_request_alone(
         lost = engine.prompt(20, C, 20)
         other = engine.prompt(9, A, 9, seed=4)
         alone = tokens_of(engine.ask(other))
-        Path(lost[1][0].pixels.path).unlink()  # type: ignore[union-attr]
+        Path(lost[1][0].path).unlink()
         engine.add("lost", lost)
         engine.add("other", other)
         outputs = engine.run()
         failed = outputs["lost"].outputs[0]
-        assert (failed.finish_reason, failed.stop_reason) == (str(FinishReason.ERROR), PICTURE_LOST)
+        assert (failed.finish_reason, failed.stop_reason) == (str(FinishReason.ERROR), MEDIA_LOST)
         assert tokens_of(outputs["other"]) == alone
         again = engine.ask(engine.prompt(20, C, 20))  # writes the pixels again
         assert again.num_cached_tokens in (0, 16)
@@ -166,15 +167,13 @@ def test_what_is_said_of_a_picture_is_checked(picture_folders: PictureFolders, t
     """The core itself validates pictures, because other programs send requests to it, too."""
     with picture_engine(picture_folders("qwen2_5_vl"), tmp_path, max_pictures=2) as engine:
         tokens, (span,) = engine.prompt(5, A, 5)
-        pixels = span.pixels
-        assert pixels is not None
         wrong = {
             "has tokens 5 to 29, outside 0 to 22": msgspec.structs.replace(span, length=24),
             "has 11 tokens, which does not match": msgspec.structs.replace(span, length=11),
-            "has no pixels": msgspec.structs.replace(span, pixels=None),
+            "has no size or file": msgspec.structs.replace(span, path=""),
             "needs a content hash": msgspec.structs.replace(span, content_hash=""),
             "is 32x25 pixels; both sides must be multiples of 8": msgspec.structs.replace(
-                span, pixels=msgspec.structs.replace(pixels, height=25)
+                span, size=PictureSize(25, 32)
             ),
         }
         for sentence, each in wrong.items():
@@ -211,7 +210,7 @@ def test_without_pictures_it_is_served_as_text(
         wanted = tokens_of(engine.ask(engine.prompt(20)))
     caplog.set_level(logging.INFO, "continuum.start")
     with LLM(str(folder), **{"multiprocess": False, **SIZES, **options}) as llm:
-        assert llm.engine.ready.pictures is None
+        assert llm.engine.ready.media is None
         (output,) = llm.generate([engine.prompt(20)[0]], greedy(), use_tqdm=False)
         assert tokens_of(output) == wanted
     assert sentence in caplog.text + capfd.readouterr().err  # ranks are processes
@@ -248,7 +247,7 @@ def test_it_sleeps_and_takes_other_weights(
         (
             {"disable_chunked_mm_input": True, "max_num_batched_tokens": 11, "max_pixels": 768},
             ConfigError,
-            "max_num_batched_tokens of at least 12, the tokens of the largest picture",
+            "max_num_batched_tokens of at least 12, the tokens of the largest of its pictures",
         ),
         ({"max_pictures": -1}, ConfigError, "max_pictures must be at least 0"),
         ({"encoder_cache_size": 0}, ConfigError, "encoder_cache_size must be at least 1"),
@@ -284,7 +283,7 @@ def test_limits_of_a_folder_are_checked(picture_folders: PictureFolders, tmp_pat
     bare = copied(folder, tmp_path / "bare", file)
     (bare / file).unlink()
     with LLM(str(bare), multiprocess=False, **SIZES) as llm:
-        assert llm.engine.ready.pictures is None
+        assert llm.engine.ready.media is None
     torn = copied(folder, tmp_path / "torn", file)
     (torn / file).write_text(json.dumps({})[:1])
     with pytest.raises(ModelLoadError, match="not valid JSON"):

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.records.media import PictureSize
 from engine.records.messages import MediaSpan
-from engine.records.picture import Pixels
-from engine.worker.pictures.positions import rope_positions
-from engine.worker.pictures.tower import PatchTower
+from engine.worker.media.positions import rope_positions
+from engine.worker.media.vision_tower import PatchTower
 from tests.pictures.conftest import PictureFolders
 from tests.pictures.picture_engine import Part, greedy, picture_engine, tokens_of
 from tests.pictures.picture_folders import CONFIGS, FACTOR, PATCH, Picture, picture
@@ -111,7 +111,7 @@ def test_patches_are_those_of_transformers(picture_folders: PictureFolders) -> N
     folder = picture_folders("qwen2_5_vl")
     reference = PictureReference(folder)
     with picture_engine(folder, folder) as engine:
-        tower: PatchTower = engine.llm.engine._client.core._executor._backend._loaded.tower  # type: ignore[attr-defined]
+        tower: PatchTower = engine.llm.engine._client.core._executor._backend._loaded.towers.vision  # type: ignore[attr-defined]
         for each in (A, B, C):
             wanted = reference.processed([each])
             assert torch.allclose(tower.patches(tower._colors(each)), wanted["pixel_values"], atol=1e-6)
@@ -129,7 +129,7 @@ def test_positions_are_those_of_transformers(shapes: list[tuple[int, int, int]],
     media, kinds, grids = list[MediaSpan](), list[int](), list[list[int]]()
     for number, (text, rows, columns) in enumerate(shapes):
         kinds += [0] * (text + (number > 0 and text == 0))  # transformers tells neighbors by what is between
-        span = MediaSpan("", len(kinds), rows * columns, Pixels("", rows * FACTOR, columns * FACTOR))
+        span = MediaSpan("", len(kinds), rows * columns, PictureSize(rows * FACTOR, columns * FACTOR))
         media.append(span)
         kinds += [1] * span.length
         grids.append([1, 2 * rows, 2 * columns])

@@ -51,7 +51,7 @@ def folders_of(server: Server) -> set[Path]:
     for descriptor in Path(f"/proc/{server.process.pid}/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
             found.add(Path(os.readlink(descriptor)).parent)
-    return {path for path in found if path.name.startswith("continuum-pictures-")}
+    return {path for path in found if path.name.startswith("continuum-media-")}
 
 
 def user(*content: Any) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Checks that features work together.
 
 ``python -m tests.reliability.combinations --draws 20 --seed 1`` starts servers of random model families with
-random features: quantization, drafts, adapters, tiers, saved KV, several cores, ranks or stages, pictures, a
-second server that computes prompts for the first. Operators change them at random (``operators.py``) while
-they answer greedy, sampled, constrained and repeated requests with shared prefixes in too few blocks; some
-clients disconnect early. Each answer must equal that of an engine without these features for the request
+random features: quantization, drafts, adapters, tiers, saved KV, several cores, ranks or stages, pictures and
+clips, a second server that computes prompts for the first. Operators change them at random (``operators.py``)
+while they answer greedy, sampled, constrained and repeated requests with shared prefixes in too few blocks;
+some clients disconnect early. Each answer must equal that of an engine without these features for the request
 alone, with the currently loaded weights and adapter.
 
 Features that the command line rejects are drawn again. A server that rejects its features later, when it
@@ -34,13 +34,13 @@ from engine.errors import ConfigError
 from tests.api.server import ServerEnded, running_server
 from tests.processes.event_subscriber import free_ports
 from tests.reliability.operators import Operated, Rounds, transfer
-from tests.reliability.questions import MAX_MODEL_LEN, PICTURE_FAMILIES, AloneWorld
+from tests.reliability.questions import MAX_MODEL_LEN, MEDIA_FAMILIES, AloneWorld
 
 FAMILIES = (
     *("llama", "qwen3", "mistral-window", "gemma3", "qwen3-moe", "mixtral", "deepseek-v3", "gpt-oss"),
     *("llama4", "qwen3-next", "granite4", "minimax-m2", "olmo3", "glm4-moe-lite", "nemotron-h", "lfm2"),
     *("deepseek-v3.2", "ministral3"),
-    *PICTURE_FAMILIES,
+    *MEDIA_FAMILIES,
 )
 WITH_ADAPTERS = ("llama", "qwen3", "mistral-window", "gemma3")
 """Families whose layers peft can all adapt."""

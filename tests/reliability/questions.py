@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,13 +17,17 @@ from engine.records.adapters import LoRARequest
 from engine.records.sampling_params import SamplingParams
 from engine.records.structured_outputs import StructuredOutputsParams
 from engine.worker.loading.tiny_models import make_model_folder
+from tests.audio.audio_folders import make_audio_folder
+from tests.audio.sounds import input_audio, wav
 from tests.media.pictures import image_url, png
 from tests.pictures.picture_folders import FACTOR, make_picture_folder
 from tests.reliability.operators import World
 from tests.worker.conftest import VARIANTS
 from tests.worker.lora.made_adapters import save_adapter
 
+OMNI_FAMILIES = ("qwen2_5_omni_thinker",)
 PICTURE_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "mistral3")
+MEDIA_FAMILIES = (*PICTURE_FAMILIES, *OMNI_FAMILIES)
 MAX_MODEL_LEN = 480
 NUM_CHAINS = 3
 TURNS_OF_A_CHAIN = 4
@@ -46,7 +51,7 @@ WAYS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt of tokens, or a conversation with pictures, and how to sample its answer."""
+    """A prompt of tokens, or a conversation with pictures and clips, and how to sample its answer."""
 
     job_id: str
     sampling: dict[str, Any]
@@ -125,7 +130,8 @@ class AloneWorld(World):
         self.adapters: list[Path] = []
         if has_adapters:
             self.adapters = [save_adapter(self.folders[0], base / f"adapter{seed}", seed) for seed in (0, 1)]
-        chains = (_shown if family in PICTURE_FAMILIES else _spelled, _spelled)
+        shown = partial(_shown, hears=family in OMNI_FAMILIES)
+        chains = (shown if family in MEDIA_FAMILIES else _spelled, _spelled)
         self.questions = [
             question
             for number in range(NUM_CHAINS)
@@ -164,12 +170,13 @@ class AloneWorld(World):
 
 
 def _folder(base: Path, name: str, family: str, seed: int) -> Path:
-    if family not in PICTURE_FAMILIES:
+    if family not in MEDIA_FAMILIES:
         return make_model_folder(
             base / name, seed=seed, **{**VARIANTS[family], "max_position_embeddings": 2048}
         )
     texts = make_model_folder(base / f"{name}-texts", seed=seed)
-    return make_picture_folder(base / name, family, texts, seed=seed)
+    make = make_audio_folder if family in OMNI_FAMILIES else make_picture_folder
+    return make(base / name, family, texts, seed=seed)
 
 
 def _spelled(random: Random, job_id: str) -> list[Question]:
@@ -182,15 +189,17 @@ def _spelled(random: Random, job_id: str) -> list[Question]:
     return turns
 
 
-def _shown(random: Random, job_id: str) -> list[Question]:
-    """The turns of a job, each of which shows a picture more."""
+def _shown(random: Random, job_id: str, *, hears: bool) -> list[Question]:
+    """The turns of a job, most of which show a picture more, or play a clip if the model ``hears``."""
     messages: list[dict[str, Any]] = []
     turns = []
     for number in range(TURNS_OF_A_CHAIN):
         width, height = (FACTOR * random.randrange(2, 8) for _ in range(2))
-        picture = png(width, height, seed=random.randrange(4))
+        medium = image_url(png(width, height, seed=random.randrange(4)))
+        if hears and random.random() < 0.6:
+            medium = input_audio(wav(random.randrange(1, 20) / 10, seed=random.randrange(4)))
         text = {"type": "text", "text": "look " * random.randrange(1, 12)}
-        parts = [text, image_url(picture)] if random.random() < 0.8 else [text]
+        parts = [text, medium] if random.random() < 0.8 else [text]
         messages = [*messages, {"role": "user", "content": parts}]
         turns.append(Question(job_id, _sampling(random), messages=messages))
         messages = [*messages, {"role": "assistant", "content": f"seen {number}"}]

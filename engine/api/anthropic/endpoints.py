@@ -98,7 +98,7 @@ def _conversation(
         fits_context=True,
         thinking_budget=body.thinking_budget(),
         left_out=left_out.notes,
-        pictures=left_out.pictures,
+        media=left_out.media,
     )
 
 

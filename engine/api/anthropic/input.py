@@ -238,7 +238,7 @@ class _TextReader:
         return "\n".join([*(head for head in heads if isinstance(head, str) and head), text])
 
     def _other(self, kind: str, block: Block, where: str, known: str) -> str:
-        if self.shows and (mark := self.left_out.picture(block, where, is_new=self.is_new)) is not None:
+        if self.shows and (mark := self.left_out.mark(block, where, is_new=self.is_new)) is not None:
             return mark
         if self.is_new:
             raise _unsupported(kind, where, known)

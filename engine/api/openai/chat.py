@@ -95,7 +95,7 @@ class ChatAnswer:
             thinking_budget=body.thinking_budget(),
             include_reasoning=body.include_reasoning,
             left_out=self._left_out.notes,
-            pictures=self._left_out.pictures,
+            media=self._left_out.media,
         )
 
     def whole(self, turn: TurnOutput) -> ChatCompletion:

@@ -43,7 +43,7 @@ def _text(part: object, where: str, left_out: LeftOut, *, is_new: bool, shows: b
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str) or kind in TEXT_PARTS:
         return part  # malformed parts are reported later
-    if shows and (mark := left_out.picture(part, where, is_new=is_new)) is not None:
+    if shows and (mark := left_out.mark(part, where, is_new=is_new)) is not None:
         return {"type": "text", "text": mark}
     if is_new:
         raise refuse_part(kind, where, left_out)

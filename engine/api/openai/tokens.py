@@ -35,7 +35,7 @@ async def _tokenized(model: Model, body: TokenizeRequest, owner: str | None) -> 
         left_out = model.server.left_out()
         chat = ChatPrompt(
             messages=texts_only(body.messages, left_out),
-            pictures=left_out.pictures,
+            media=left_out.media,
             tools=body.tools,
             chat_template=body.chat_template,
             chat_template_kwargs=body.chat_template_kwargs,

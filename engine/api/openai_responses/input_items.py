@@ -153,7 +153,7 @@ class MessageList:
             raise RequestError(f"{where} must be an object with a type.", f"{where}.type")
         if kind in _TEXT_PARTS:
             return _string(part, _TEXT_PARTS[kind], where)
-        if shows and (mark := self.left_out.picture(part, where, is_new=is_new)) is not None:
+        if shows and (mark := self.left_out.mark(part, where, is_new=is_new)) is not None:
             return mark
         if is_new:
             error = refuse_part(kind, where, self.left_out)

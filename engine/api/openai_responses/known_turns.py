@@ -120,7 +120,7 @@ def known_turn(
     """
     [answer] = last.answers
     is_whole = answer.raw.finish_reason == "stop" and not isinstance(answer.raw.stop_reason, str)
-    if not is_whole or not reply_ids or messages.tools or conversation.has_pictures:
+    if not is_whole or not reply_ids or messages.tools or conversation.has_media:
         return None
     prompt = last.output.prompt_token_ids
     num_replies, num_results = counts_in(messages.messages)

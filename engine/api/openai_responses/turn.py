@@ -173,7 +173,7 @@ class ResponseTurn:
             chat_template_kwargs=body.template_kwargs(),
             thinking_budget=body.thinking_budget(),
             left_out=[*(known.left_out if known else ()), *left_out.notes, *self._tools.warnings],
-            pictures=left_out.pictures,
+            media=left_out.media,
         )
 
     def _new_reply(self, response_id: str) -> Reply:
@@ -183,7 +183,7 @@ class ResponseTurn:
         """Makes the prompt append to the previous turn; False if it must be rendered as a whole."""
         conversation = self._conversation
         tokens = None
-        is_text = not (self._messages.tools or conversation.has_pictures)
+        is_text = not (self._messages.tools or conversation.has_media)
         if is_text and known.asked == self._asked():
             owner = conversation.context.owner
             tokens = await self._model.server.prompts.continue_chat(known.prompt, conversation, owner=owner)

@@ -113,8 +113,8 @@ async def reset_mm_cache(request: Request) -> Response:
     """Drops cached pictures: the encoder's outputs, and the pixels in this API server process that no request
     uses."""
     server = server_of(request)
-    if server.pictures is not None:
-        server.pictures.store.clear()
+    if server.media is not None:
+        server.media.store.clear()
         await server.engine.reset_encoder_cache()
     return JSONResponse({"success": True})
 

@@ -78,7 +78,7 @@ class PoolingCall:
         left_out = self.model.server.left_out()
         chat = ChatPrompt(
             messages=texts_only(messages, left_out),
-            pictures=left_out.pictures,
+            media=left_out.media,
             chat_template=body.chat_template,
             chat_template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,

@@ -7,7 +7,7 @@ import sys
 
 from engine.api.config import ServerConfig
 from engine.api.processes.listener import address_of
-from engine.media.reader import can_decode
+from engine.media.reader import INSTALLS, can_decode
 from engine.records.kv_cache_groups import num_blocks_held
 from engine.records.messages import EngineReady
 
@@ -24,11 +24,9 @@ def say_ready(config: ServerConfig, sock: socket.socket, core: EngineReady) -> N
     if config.dashboard:
         lines.append(f"Dashboard: {address}/dashboard")
     print("\n".join([*lines, f"Serving {config.served_model_names[0]} at {address}"]), flush=True)
-    if core.pictures is not None and not can_decode():
-        _complain(
-            "Warning: pictures are left out of prompts until Pillow is installed: pip install "
-            "'continuum-engine[pictures]'."
-        )
+    for kind in () if core.media is None else core.media.all:
+        if not can_decode(kind):
+            _complain(f"Warning: {kind.noun}s are left out of prompts until you run: {INSTALLS[kind]}")
     if config.is_open_to_all:
         _complain(
             "Warning: listening on all interfaces without an API key: anyone who can reach this machine "

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from engine.api.prompt.prompt_pictures import PromptPictures
+from engine.api.prompt.prompt_media import PromptMedia
 from engine.errors import RequestError
 from engine.media.picture_size import HEAD_BYTES, media_type_of, picture_size
-from engine.media.sources import is_picture
 
 Part = Mapping[str, Any]
 
@@ -35,9 +34,9 @@ _NESTED_FIELDS = ("source", "resource", "file", "image_url", "input_audio", "vid
 class LeftOut:
     """Notes on what the model was not shown, in the order of the request."""
 
-    def __init__(self, pictures: PromptPictures | None = None) -> None:
-        """``pictures``: the pictures that the model is shown; None if it reads only text."""
-        self.pictures = pictures
+    def __init__(self, media: PromptMedia | None = None) -> None:
+        """``media``: what the model is shown besides text; None if it reads only text."""
+        self.media = media
         self._notes: list[str] = []
         self._num_notes = 0
 
@@ -53,12 +52,12 @@ class LeftOut:
         if len(self._notes) < MAX_NOTES:
             self._notes.append(f"{where}: {what}")
 
-    def picture(self, part: Part, where: str, *, is_new: bool) -> str | None:
-        """Returns the mark of a picture that the model is shown; None if the part is not a picture, or the
-        model reads only text. RequestError for a new picture that cannot be read."""
-        if self.pictures is None or not is_picture(part):
+    def mark(self, part: Part, where: str, *, is_new: bool) -> str | None:
+        """Returns the mark of a picture or clip; None if the model is not shown such parts. RequestError for
+        a new one that cannot be read."""
+        if self.media is None or not self.media.reads(part):
             return None
-        return self.pictures.mark(part, where, partial(describe_part, part), is_new=is_new)
+        return self.media.mark(part, where, partial(describe_part, part), is_new=is_new)
 
     def part(self, part: Part, where: str) -> str:
         """Notes a part that is left out, and returns its placeholder text."""
@@ -67,14 +66,17 @@ class LeftOut:
         if text is not None:
             return text
         self.add(where, what)
-        reads = "text only" if self.pictures is None else "text and pictures only"
-        return f"[{what}, left out: this model reads {reads}]"
+        return f"[{what}, left out: this model reads {self.takes}]"
+
+    @property
+    def takes(self) -> str:
+        """What the model reads, in words."""
+        return "text only" if self.media is None else f"text and {self.media.nouns} only"
 
 
 def refuse_part(kind: str, where: str, left_out: LeftOut) -> RequestError:
     """Returns the error for a part in the user's last message."""
-    takes = "text only" if left_out.pictures is None else "text and pictures only"
-    return RequestError(f"{where} is of type {kind[:50]!r}; this server takes {takes}.", where)
+    return RequestError(f"{where} is of type {kind[:50]!r}; this server takes {left_out.takes}.", where)
 
 
 def text_of_resource(part: Part) -> str | None:

@@ -6,7 +6,8 @@ This module does not know HTTP or the use of a prompt.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,14 +15,15 @@ from typing import Any
 from engine.api.config import ServerConfig
 from engine.api.prompt.appended_chat import STAND_IN_TOOL, HistoryShape, appended_text
 from engine.api.prompt.chat_messages import Message, normalize
-from engine.api.prompt.prompt_pictures import PromptPictures
+from engine.api.prompt.prompt_media import PromptMedia
 from engine.api.prompt.strict_templates import in_some_shape
 from engine.api.prompt.system_messages import with_one_system
 from engine.api.prompt.volatile_prefix import BILLING_HEADER, without_billing_header
 from engine.errors import ContextLengthError, RequestError
 from engine.frontend.input_processor import may_fit, prompt_too_long
 from engine.media.placeholders import Placeholders
-from engine.media.store import PictureLease, StoredPicture
+from engine.media.store import MediaLease, StoredMedia
+from engine.records.media import MediaKind
 from engine.records.messages import MediaSpan
 from engine.tokenization.content_format import ContentFormat
 from engine.tokenization.prompt_encoder import ContinuedTokens
@@ -51,13 +53,13 @@ class ChatPrompt:
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    pictures: PromptPictures | None = None
-    """The pictures that marks in the messages represent; None if the model reads no pictures."""
+    media: PromptMedia | None = None
+    """The media that marks in the messages represent; None if the model reads text only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A tokenized prompt, and the positions of its pictures."""
+    """A tokenized prompt, and the positions of its pictures and clips."""
 
     token_ids: list[int]
     media: tuple[MediaSpan, ...] = ()
@@ -89,8 +91,8 @@ class Prompts:
         call_ids: CallIds | None = None,
     ) -> None:
         """``on_volatile_text`` is called with the name of each text removed from a prompt. ``placeholders``:
-        those of pictures; None if the model reads only text. ``call_ids``: the ids of calls that the chat
-        template accepts; None if it accepts any."""
+        those of pictures and clips; None if the model reads only text. ``call_ids``: the ids of calls that
+        the chat template accepts; None if it accepts any."""
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._chat_template = config.chat_template
@@ -118,18 +120,18 @@ class Prompts:
         return tokens
 
     async def encode_chat(
-        self, chat: ChatPrompt, *, owner: str | None, lease: PictureLease | None = None
+        self, chat: ChatPrompt, *, owner: str | None, lease: MediaLease | None = None
     ) -> Prompt:
-        """Renders and tokenizes a chat; ``lease`` holds its pictures. ContextLengthError if it certainly
+        """Renders and tokenizes a chat; ``lease`` holds its media. ContextLengthError if it certainly
         exceeds the context."""
-        text, pictures = await self._rendered(chat, owner, lease)
+        text, media = await self._rendered(chat, owner, lease)
         tokens = await self.encode(text, add_special_tokens=False, owner=owner, is_prompt=True)
-        if self._placeholders is None or not pictures:
+        if self._placeholders is None or not media:
             return Prompt(tokens)
-        num_tokens = len(tokens) + self._placeholders.num_more(pictures)
+        num_tokens = len(tokens) + self._placeholders.num_more(media)
         if num_tokens >= self._max_model_len:
             raise prompt_too_long(num_tokens, self._max_model_len)
-        return Prompt(*self._placeholders.expanded(tokens, pictures))
+        return Prompt(*self._placeholders.expanded(tokens, media))
 
     async def continue_chat(
         self, known: PromptSoFar, chat: ChatPrompt, *, owner: str | None
@@ -169,29 +171,29 @@ class Prompts:
         return ContinuedTokens(known.token_ids, new, known.highest, known.turn_id)
 
     async def _rendered(
-        self, chat: ChatPrompt, owner: str | None, lease: PictureLease | None
-    ) -> tuple[str, list[StoredPicture]]:
-        """Renders a chat, with a placeholder for each of its pictures. RequestError without a template, or if
-        the template refuses the messages."""
+        self, chat: ChatPrompt, owner: str | None, lease: MediaLease | None
+    ) -> tuple[str, list[StoredMedia]]:
+        """Renders a chat, with a placeholder for each picture and clip. RequestError without a template, or
+        if the template refuses the messages."""
         if chat.chat_template is not None and not self._trusts_templates:
             raise RequestError(
                 "chat_template in requests needs a server with --trust-request-chat-template.",
                 "chat_template",
             )
         normal = with_one_system(self._without_volatile_text(self._normalized(chat.messages)))
-        pictures: list[StoredPicture] = []
-        if chat.pictures is not None:
-            pictures = await chat.pictures.read(normal, owner if self._separates_owners else None, lease)
-        render = partial(self._render, chat, len(pictures))
+        media: list[StoredMedia] = []
+        if chat.media is not None:
+            media = await chat.media.read(normal, owner if self._separates_owners else None, lease)
+        render = partial(self._render, chat, Counter(each.kind for each in media))
         if chat.chat_template is not None or _is_long(chat.messages):  # a client's template may run forever
-            return await asyncio.to_thread(in_some_shape, normal, render), pictures
-        return in_some_shape(normal, render), pictures
+            return await asyncio.to_thread(in_some_shape, normal, render), media
+        return in_some_shape(normal, render), media
 
     def _normalized(self, messages: list[Message]) -> list[Message]:
         normal = normalize(messages)
         return normal if self._call_ids is None else with_native_ids(normal, self._call_ids)
 
-    def _render(self, chat: ChatPrompt, num_pictures: int, messages: list[Message]) -> str:
+    def _render(self, chat: ChatPrompt, counts: Mapping[MediaKind, int], messages: list[Message]) -> str:
         template = chat.chat_template or self._chat_template
         tools = chat.tools
 
@@ -209,12 +211,12 @@ class Prompts:
         placeholders = self._placeholders
         if placeholders is None:
             return render(messages)
-        if chat.pictures is not None:
-            messages = chat.pictures.resolved(messages)
+        if chat.media is not None:
+            messages = chat.media.resolved(messages)
         messages = placeholders.blind(messages)
         tools = placeholders.blind(tools)
         in_parts = self._tokenizer.reads_parts(template, tools, self._content_format)
-        return placeholders.rendered(messages, num_pictures, render, in_parts=in_parts)
+        return placeholders.rendered(messages, counts, render, in_parts=in_parts)
 
     def _without_volatile_text(self, messages: list[Message]) -> list[Message]:
         without = without_billing_header(messages)
@@ -234,19 +236,19 @@ class Prompts:
 
     async def count_chat(self, chat: ChatPrompt, *, owner: str | None) -> int:
         """The number of tokens that ``encode_chat`` would return, counted without keeping them all."""
-        text, pictures = await self._rendered(chat, owner, None)
-        num_more = 0 if self._placeholders is None else self._placeholders.num_more(pictures)
+        text, media = await self._rendered(chat, owner, None)
+        num_more = 0 if self._placeholders is None else self._placeholders.num_more(media)
         return await self.count(text, add_special_tokens=False, owner=owner) + num_more
 
     async def list_chat(self, chat: ChatPrompt, *, owner: str | None) -> list[int]:
         """Returns all tokens of ``encode_chat``, for display; RequestError if there are too many."""
-        text, pictures = await self._rendered(chat, owner, None)
+        text, media = await self._rendered(chat, owner, None)
         tokens = await self.encode_all(text, add_special_tokens=False, owner=owner)
-        if self._placeholders is None or not pictures:
+        if self._placeholders is None or not media:
             return tokens
-        if len(tokens) + self._placeholders.num_more(pictures) > MAX_LISTED_TOKENS:
+        if len(tokens) + self._placeholders.num_more(media) > MAX_LISTED_TOKENS:
             raise _too_many_listed()
-        return self._placeholders.expanded(tokens, pictures)[0]
+        return self._placeholders.expanded(tokens, media)[0]
 
     async def encode_all(self, text: str, *, add_special_tokens: bool, owner: str | None) -> list[int]:
         """Returns all tokens of a text, for display; RequestError if there are too many."""

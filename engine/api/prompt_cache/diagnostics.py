@@ -57,5 +57,5 @@ class CacheDiagnostics:
 def _tokens(conversation: Conversation, turn: TurnOutput) -> list[int]:
     """The prompt's tokens, with different pictures distinguished."""
     token_ids = turn.output.prompt_token_ids
-    pictures = conversation.pictures
-    return token_ids if pictures is None else pictures.named_tokens(token_ids)
+    media = conversation.media
+    return token_ids if media is None else media.named_tokens(token_ids)

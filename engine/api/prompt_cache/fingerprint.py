@@ -70,7 +70,7 @@ class PromptPrint:
         """Makes the fingerprint of a conversation that was rendered as ``token_ids``."""
         continued = conversation.continued
         before = None if continued is None else continued.fingerprint
-        read = _as_it_is if conversation.pictures is None else conversation.pictures.by_content
+        read = _as_it_is if conversation.media is None else conversation.media.by_content
         messages = [hash_of(message, read) for message in conversation.messages]
         full_marks: list[bytes] = []
         so_far = blake2b(digest_size=HASH_BYTES)

@@ -17,7 +17,7 @@ from engine.api.lora.adapter_names import AdapterNames
 from engine.api.processes.server_group import ALONE, ServerGroup
 from engine.api.processes.shared_load import SharedLoad, Tally
 from engine.api.prompt.left_out import LeftOut
-from engine.api.prompt.prompt_pictures import PromptPictures
+from engine.api.prompt.prompt_media import PromptMedia
 from engine.api.prompt.prompts import Prompts
 from engine.api.service.core_heartbeat import CoreHeartbeat
 from engine.api.service.limits import Admission
@@ -27,11 +27,11 @@ from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.pooling_inputs import PoolingInputs
 from engine.frontend.request_output import RequestOutput
 from engine.media.placeholders import Placeholders
-from engine.media.reader import PictureReader, can_decode
-from engine.media.store import PictureLease
+from engine.media.reader import MediaReader, decodable
+from engine.media.store import MediaLease
 from engine.metrics.server_metrics import ServerMetrics
+from engine.records.media import MediaModels
 from engine.records.messages import RequestContext, ToolCall, TurnReceipt
-from engine.records.picture import PictureModel
 from engine.records.sampling_params import SamplingParams
 from engine.tool_parsers.formats import ReplyFormat
 
@@ -61,10 +61,10 @@ class Server:
         self._board = SharedLoad(siblings)
         owners = ApiKeys(config.access.api_keys).names
         self.admission = Admission(config.limits, self._board, self.metrics.record_rejection, owners)
-        self.pictures = _picture_reader(engine.ready.pictures if engine.tokenizer.has_texts else None, config)
-        """Reads the pictures of requests; None if the model is shown none."""
-        if self.pictures is not None:
-            self.pictures.store.on_lookup = lambda found: self.metrics.record_picture(is_known=found)
+        self.media = _media_reader(engine.ready.media if engine.tokenizer.has_texts else None, config)
+        """Reads the media of requests; None if the model is shown text only."""
+        if self.media is not None:
+            self.media.store.on_lookup = lambda found: self.metrics.record_media(is_known=found)
         self.reply_format = self._reply_format(config)
         tool_format = self.reply_format.tool_format
         self.prompts = Prompts(
@@ -72,7 +72,7 @@ class Server:
             self.max_model_len,
             config,
             self.metrics.record_volatile_text,
-            None if self.pictures is None else Placeholders(engine.tokenizer, self.pictures.model),
+            None if self.media is None else Placeholders(engine.tokenizer, self.media.models),
             None if tool_format is None else tool_format.call_ids,
         )
         self.pooling_inputs = (
@@ -140,11 +140,11 @@ class Server:
 
     def left_out(self) -> LeftOut:
         """Returns a collector for one request's content besides text, not read yet."""
-        return LeftOut(None if self.pictures is None else PromptPictures(self.pictures))
+        return LeftOut(None if self.media is None else PromptMedia(self.media))
 
-    def picture_lease(self) -> AbstractContextManager[PictureLease | None]:
-        """Returns a lease that holds the pictures of one request while the context is open."""
-        return nullcontext() if self.pictures is None else self.pictures.store.lease()
+    def media_lease(self) -> AbstractContextManager[MediaLease | None]:
+        """Returns a lease that holds the media of one request while the context is open."""
+        return nullcontext() if self.media is None else self.media.store.lease()
 
     def check_params(self, params: SamplingParams) -> None:
         """Raises RequestError for a parameter out of range, before the request is admitted."""
@@ -187,11 +187,11 @@ class Server:
 
     def close(self) -> None:
         """Ends everything that this process has started for its requests."""
-        if self.pictures is not None:
-            self.pictures.close()
+        if self.media is not None:
+            self.media.close()
 
 
-def _picture_reader(model: PictureModel | None, config: ServerConfig) -> PictureReader | None:
-    """Returns the reader of pictures; None if the model reads only text, or pictures cannot be decoded
-    here."""
-    return PictureReader(model, config.media) if model is not None and can_decode() else None
+def _media_reader(models: MediaModels | None, config: ServerConfig) -> MediaReader | None:
+    """Returns the reader of media; None if the model reads only text, or nothing can be decoded here."""
+    models = decodable(models)
+    return None if models is None else MediaReader(models, config.media)

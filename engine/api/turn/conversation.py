@@ -80,9 +80,9 @@ class Conversation(ChatPrompt):
     """Set if the prompt is known: ``messages`` are then only the last reply and what follows it."""
 
     @property
-    def has_pictures(self) -> bool:
-        """Whether its messages contain any pictures."""
-        return self.pictures is not None and self.pictures.has_any
+    def has_media(self) -> bool:
+        """Whether its messages contain any pictures or clips."""
+        return self.media is not None and self.media.has_any
 
     @property
     def reads_calls(self) -> bool:

@@ -20,7 +20,7 @@ from engine.api.turn.conversation import Conversation, NamedTool
 from engine.api.turn.usage import TurnUsage
 from engine.errors import EngineGenerateError
 from engine.frontend.request_output import RequestOutput
-from engine.media.store import PictureLease
+from engine.media.store import MediaLease
 from engine.records.messages import RequestContext, TurnReceipt
 from engine.records.sampling_params import RequestOutputKind, SamplingParams
 from engine.structured_output.reply_grammar import (
@@ -90,7 +90,7 @@ class ConversationTurn:
         self._server.check_params(conversation.params)
         with (
             self._server.admission.admit(conversation.params.n, conversation.context) as permit,
-            self._server.picture_lease() as lease,
+            self._server.media_lease() as lease,
         ):
             owner = conversation.context.owner
             prompt, counted = await self._prompt(owner, lease)
@@ -117,10 +117,8 @@ class ConversationTurn:
                         await self._close(turn)
                     yield turn
 
-    async def _prompt(
-        self, owner: str | None, lease: PictureLease | None
-    ) -> tuple[list[int], RequestContext]:
-        """Returns the prompt's tokens, and the context with the counts of its messages and its pictures."""
+    async def _prompt(self, owner: str | None, lease: MediaLease | None) -> tuple[list[int], RequestContext]:
+        """Returns the prompt's tokens, and the context with the counts of its messages and its media."""
         conversation = self._conversation
         continued = self._conversation.continued
         context = conversation.context
@@ -282,8 +280,8 @@ class ConversationTurn:
                 turn.usage.reasoning_tokens += len(tokens)
         calls = [call for reader in self._readers for call in reader.announced_calls()]
         if self._server.config.receipts:
-            pictures = self._conversation.pictures
-            not_shown = [] if pictures is None else pictures.notes[:MAX_NOTES]
+            media = self._conversation.media
+            not_shown = [] if media is None else media.notes[:MAX_NOTES]
             turn.usage.left_out = [*self._conversation.left_out, *not_shown, *self._not_enforced]
         turn.receipt = await self._server.close_turn(self._conversation.context, turn.output, calls)
 

@@ -50,7 +50,7 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
         max_loras=config.max_loras or 0,
         encoder_cache_size=0 if encoder is None else encoder.cache_size,
         max_encoder_input_tokens=0 if encoder is None else encoder.step_size,
-        disable_chunked_mm_input=encoder is not None and encoder.whole_pictures,
+        disable_chunked_mm_input=encoder is not None and encoder.keeps_whole,
         max_num_batched_tokens=config.max_num_batched_tokens,
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,

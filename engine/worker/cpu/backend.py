@@ -21,12 +21,12 @@ from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.loading.identity import Stamps
 from engine.worker.loading.loader import LoadedModel
 from engine.worker.lora.adapter_store import AdapterStore
+from engine.worker.media.beside import open_step_media
 from engine.worker.model_states import use_again
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.routing_recorder import RoutingRecorder
 from engine.worker.parallel.group import TensorParallelGroup
-from engine.worker.pictures.beside import open_step_pictures
 from engine.worker.pooling.pooling_runner import PoolingRunner
 from engine.worker.states.state_pool import StatePool
 from engine.worker.step_runner import InlineRunner, StepRunner, ThreadedRunner
@@ -62,7 +62,7 @@ class CPUBackend:
         self._device = loaded.device
         self._config = config
         self._group = group
-        self._pictures = open_step_pictures(loaded.tower, loaded.model)
+        self._media = open_step_media(loaded.towers, loaded.model)
         self.attention = select_attention(pool, attention, places)
 
     def runner(self, host_pool: HostTransfers | None) -> StepRunner:
@@ -91,7 +91,7 @@ class CPUBackend:
             parts_of(
                 states=self._states,
                 adapters=self._adapters,
-                pictures=self._pictures,
+                media=self._media,
                 recorder=recorder,
                 drafter=None if self._drafter is None else self._drafter.put_to_work(batch),
                 tap=None if self._drafter is None else self._drafter.tap,
@@ -150,8 +150,8 @@ class CPUBackend:
         assert self._model_runner is not None, "it has run"
         self._model_runner.use_model(None)
         self._loaded = loaded
-        if self._pictures is not None:
-            self._pictures.use(*((None, None) if loaded is None else (loaded.tower, loaded.model)))
+        if self._media is not None:
+            self._media.use(*((None, None) if loaded is None else (loaded.towers, loaded.model)))
         if loaded is not None:
             use_again(loaded.model, self._states)
             if self._adapters is not None:

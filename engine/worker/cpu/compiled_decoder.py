@@ -255,7 +255,7 @@ class CompiledDecoder:
         attention: AttentionBackend,
     ) -> torch.Tensor:
         """See ``CausalModel.forward``."""
-        if attention is not self._attention or self._plain.pictures is not None:
+        if attention is not self._attention or self._plain.media is not None:
             return self._plain.forward(input_ids, positions, sample_rows, attention)
         num_tokens = len(input_ids)
         logits = self._logits_buffer(len(sample_rows))

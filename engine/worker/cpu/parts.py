@@ -8,10 +8,10 @@ from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.worker.cpu.input_batch import StepInputs
 from engine.worker.drafts.drafter import WorkerDrafter
 from engine.worker.lora.adapter_store import AdapterStore
+from engine.worker.media.step_media import StepMedia, without
 from engine.worker.model_states import drafts_of, state_batch
 from engine.worker.models.hidden_tap import HiddenTap
 from engine.worker.models.routing_recorder import RoutingRecorder
-from engine.worker.pictures.step_pictures import StepPictures, without
 from engine.worker.states.state_pool import StatePool
 from engine.worker.step_part import StepPart, StepParts
 
@@ -40,20 +40,20 @@ class AdapterPart(StepPart):
         self._adapters.begin_step(step.adapters, step.query_lens)
 
 
-class PicturePart(StepPart):
-    """Pictures of prompts."""
+class MediaPart(StepPart):
+    """Pictures and clips of prompts."""
 
-    def __init__(self, pictures: StepPictures) -> None:
-        self._pictures = pictures
+    def __init__(self, media: StepMedia) -> None:
+        self._media = media
 
     def update(self, plan: SchedulerOutput) -> None:
-        self._pictures.update(plan)
+        self._media.update(plan)
 
     def begin(self, plan: SchedulerOutput, step: StepInputs) -> None:
-        step.positions = self._pictures.begin_step(plan, step)
+        step.positions = self._media.begin_step(plan, step)
 
     def end(self, plan: SchedulerOutput, step: StepInputs, result: ModelRunnerOutput) -> None:
-        without(self._pictures.end_step(), result)
+        without(self._media.end_step(), result)
 
 
 class RoutingPart(StepPart):
@@ -83,7 +83,7 @@ def parts_of(
     *,
     states: StatePool | None,
     adapters: AdapterStore | None,
-    pictures: StepPictures | None,
+    media: StepMedia | None,
     recorder: RoutingRecorder | None,
     drafter: WorkerDrafter | None,
     tap: HiddenTap | None,
@@ -92,8 +92,8 @@ def parts_of(
     in_order = (
         None if states is None else StatePart(states),
         None if adapters is None else AdapterPart(adapters),
-        # Before the drafter: a request whose picture is lost has a placeholder token, which is drafted upon.
-        None if pictures is None else PicturePart(pictures),
+        # Before the drafter: a request whose media are lost has a placeholder token, which is drafted upon.
+        None if media is None else MediaPart(media),
         None if recorder is None else RoutingPart(recorder),
         # Last: its own steps use the attention of the step again.
         None if drafter is None else DrafterPart(drafter, tap),

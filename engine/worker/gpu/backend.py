@@ -26,9 +26,9 @@ from engine.worker.gpu.waitless import group_experts, never_waits
 from engine.worker.gpu.warm_up import run_warm_up
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.loading.loader import LoadedModel
+from engine.worker.media.beside import open_step_media
 from engine.worker.models.decoder import Decoder
 from engine.worker.parallel.group import TensorParallelGroup
-from engine.worker.pictures.beside import open_step_pictures
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class GPUBackend:
             samples=group.stage.is_last,
             prefix_groups=() if config.model.disable_cascade_attn else _prefix_groups(loaded, places),
         )
-        self._batch.pictures = self._pictures = open_step_pictures(loaded.tower, loaded.model)
+        self._batch.media = self._media = open_step_media(loaded.towers, loaded.model)
         model = loaded.model
         if isinstance(self.attention, TritonPagedAttention):
             model = with_fused_steps(model, self.attention, ops, max_model_len)
@@ -85,8 +85,8 @@ class GPUBackend:
 
     def warm_up(self) -> None:
         """Run warm-up steps of all kinds; the contents of the pool do not change."""
-        if self._pictures is not None:
-            self._pictures.warm_up()
+        if self._media is not None:
+            self._media.warm_up()
         run_warm_up(
             self._forward,
             self._batch,

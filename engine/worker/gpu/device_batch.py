@@ -36,7 +36,7 @@ from engine.worker.sampling_batch import SamplingBatch
 from engine.worker.verification import Verified, verify
 
 if TYPE_CHECKING:
-    from engine.worker.pictures.step_pictures import StepPictures
+    from engine.worker.media.step_media import StepMedia
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class TokenArrays:
     graph: GraphShape | None
     """The CUDA graph that computes this step; None: it runs eagerly."""
     axes: torch.Tensor | None = None
-    """[3, num_tokens] positions of a step with tokens of pictures, for a model whose tokens have three."""
+    """[3, num_tokens] positions of a step with tokens of media, for a model whose tokens have three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,8 @@ class DeviceBatch:
         num_words += sampler.staged_words(most_samples(limits, graph_sizes.verified_len))
         self._staging = Staging(num_words, device, streams)
 
-    pictures: StepPictures | None = None
-    """Pictures of the requests, for a model that reads them; set before the first step."""
+    media: StepMedia | None = None
+    """Pictures and clips of the requests, for a model that reads them; set before the first step."""
 
     @property
     def finds_prefixes(self) -> bool:
@@ -144,8 +144,8 @@ class DeviceBatch:
     def send(self, plan: SchedulerOutput) -> DeviceStep | None:
         """Apply a plan's deltas and send its step to the device; None if it has no tokens."""
         changes = self._rows.update(plan)
-        if self.pictures is not None:
-            self.pictures.update(plan)
+        if self.media is not None:
+            self.media.update(plan)
         for row, token_ids in changes.tokens:
             self._write_row(self.token_ids[row], token_ids)
         for row, start, sampled in changes.new_tokens:
@@ -161,17 +161,17 @@ class DeviceBatch:
             return None
         uniform_len = uniform_len_of(plan, self._graph_sizes.verified_len)
         step = self._rows.step_rows(plan, uniform_len, writes_first=True)
-        pictures = self.pictures
+        media = self.media
         positions = None
-        if pictures is not None:
-            positions = pictures.begin_step(plan, step)
+        if media is not None:
+            positions = media.begin_step(plan, step)
         prompts = prompt_rows(self._rows.prompts_told(plan), step, self._ids_of)
-        is_special = bool(prompts) or (pictures is not None and pictures.are_placed)
+        is_special = bool(prompts) or (media is not None and media.are_placed)
         graph = None if is_special else graph_of(step, self._graph_sizes)
         if graph is not None:
             uniform_len = graph.uniform_len
             step = with_equal_lengths(step, uniform_len)
-            positions = None if pictures is None else pictures.positions_of(step)
+            positions = None if media is None else media.positions_of(step)
         prefix = self._prefixes.find(plan, step)
         sent = self._send_step(plan, step, positions, uniform_len, graph, prefix, appended)
         return replace(sent, prompts=prompts) if prompts else sent

@@ -25,7 +25,7 @@ from engine.worker.gpu.device_sampler import DeviceSampler, Logprobs
 from engine.worker.gpu.forward import Forward
 from engine.worker.gpu.streams import DeviceStreams, Mark
 from engine.worker.kv_tiers.host_pool import HostTransfers, with_reports
-from engine.worker.pictures.step_pictures import without
+from engine.worker.media.step_media import without
 from engine.worker.sampler import TokenBitmask
 from engine.worker.verification import Verified
 
@@ -133,8 +133,8 @@ class DeviceModelRunner:
             host.end_step(plan)
         self._last = in_flight = StepInFlight(self, plan, step, logits)
         in_flight.told = told
-        if self._batch.pictures is not None:
-            in_flight.lost = self._batch.pictures.end_step()
+        if self._batch.media is not None:
+            in_flight.lost = self._batch.media.end_step()
         if in_flight.masks is None or in_flight.masks.done():
             self.sample(in_flight)
         return in_flight
@@ -171,7 +171,7 @@ class StepInFlight:
         self.told: Mapping[str, PromptLogprobs] = {}
         """Log-probabilities of prompts whose requests asked, by request id."""
         self.lost: frozenset[str] = frozenset()
-        """Requests whose pictures could not be read."""
+        """Requests whose media could not be read."""
         self.verified: Verified | None = None
         """What is left of its samples, once it is settled; None: all of them, as there are no drafts."""
 

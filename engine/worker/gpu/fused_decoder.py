@@ -62,7 +62,7 @@ class FusedDecoder:
         attention: AttentionBackend,
     ) -> torch.Tensor:
         """See CausalModel.forward."""
-        if attention is not self._attention or self._plain.pictures is not None:
+        if attention is not self._attention or self._plain.media is not None:
             return self._plain.forward(input_ids, positions, sample_rows, attention)
         eps = self._plain.shape.norm_eps
         x = self._plain.stage_input(input_ids)

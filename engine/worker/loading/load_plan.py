@@ -15,10 +15,11 @@ from engine.worker.loading.checkpoint import Checkpoint
 from engine.worker.loading.formats.weight_format import WeightFormat
 from engine.worker.loading.model_folder import is_multimodal_folder
 from engine.worker.loading.text_decoder import decoder_name, headless_name, usual_names
+from engine.worker.media.audio_folder import AudioFolder
+from engine.worker.media.picture_folder import PictureFolder
 from engine.worker.memory import as_gib, available_bytes
 from engine.worker.models.base import architecture_of
 from engine.worker.parallel.group import ALONE, TensorParallelGroup, sharers
-from engine.worker.pictures.folder import PictureFolder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -39,7 +40,9 @@ class LoadPlan:
     headless: bool = False
     """Whether the model runs without its head."""
     pictures: PictureFolder | None = None
-    """How the model reads pictures; None: it is served as text."""
+    """How the model reads pictures; None: it reads none."""
+    audio: AudioFolder | None = None
+    """How the model reads audio; None: it reads none."""
 
     @property
     def dummy(self) -> bool:

@@ -38,13 +38,14 @@ from engine.worker.loading.model_folder import (
 )
 from engine.worker.loading.native_config import NativeConfig
 from engine.worker.loading.tensor_part import TensorPart
+from engine.worker.media.audio_folder import read_audio_folder
+from engine.worker.media.picture_folder import read_picture_folder
+from engine.worker.media.towers import Towers
 from engine.worker.memory import use_huge_pages
 from engine.worker.models.base import CausalModel, cannot_be_served
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.families.table import MISREAD, decoder_shape, is_native
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
-from engine.worker.pictures.folder import read_picture_folder
-from engine.worker.pictures.tower import VisionTower
 from engine.worker.pooling.pooler import Pooler
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ class LoadedModel:
     """Computes answers from hidden states; None: the model generates."""
     pooling: PoolingModel | None = None
     """The description of a model that pools, for API servers."""
-    tower: VisionTower | None = None
-    """Encodes pictures; None: the model is served as text."""
+    towers: Towers | None = None
+    """Encodes pictures and audio; None: the model is served as text."""
 
 
 def load_model(
@@ -106,10 +107,11 @@ def load_model(
     if options.enable_return_routed_experts:
         _check_experts("enable_return_routed_experts", plan, native)
     if native and not headless and group.stage.size == 1:
-        plan = replace(plan, pictures=read_picture_folder(folder, options))
+        audio = read_audio_folder(folder, options)
+        plan = replace(plan, pictures=read_picture_folder(folder, options), audio=audio)
     model = _load_native(plan) if native else _load_by_transformers(plan)
     vocab_size: int = config.get_text_config(decoder=True).vocab_size
-    return LoadedModel(model, device, plan.dtype, max_model_len, vocab_size, tower=_load_tower(plan, model))
+    return LoadedModel(model, device, plan.dtype, max_model_len, vocab_size, towers=_load_towers(plan, model))
 
 
 def _with_tied_head(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -223,7 +225,7 @@ def _take_decoder(plan: LoadPlan, checkpoint: Checkpoint) -> None:
     """Resolve what the config of a multimodal folder leaves open, and log what is not served."""
     if _HEAD in checkpoint.tensors:
         plan.config.tie_word_embeddings = False
-    if plan.pictures is None:
+    if plan.pictures is None and plan.audio is None:
         start_log.info(
             "%s is served as text: %d tensors of its other parts are left out.",
             plan.architecture,
@@ -231,13 +233,19 @@ def _take_decoder(plan: LoadPlan, checkpoint: Checkpoint) -> None:
         )
 
 
-def _load_tower(plan: LoadPlan, model: CausalModel) -> VisionTower | None:
-    if plan.pictures is None:
+def _load_towers(plan: LoadPlan, model: CausalModel) -> Towers | None:
+    if plan.pictures is None and plan.audio is None:
         return None
-    from engine.worker.pictures.tower_loading import load_tower  # transformers' model code
+    from engine.worker.media.tower_loading import (
+        load_audio_tower,
+        load_vision_tower,
+    )  # transformers' model code
 
     assert isinstance(model, Decoder), "it is native"
-    return load_tower(plan, plan.pictures, model)
+    return Towers(
+        None if plan.pictures is None else load_vision_tower(plan, plan.pictures, model),
+        None if plan.audio is None else load_audio_tower(plan, plan.audio, model),
+    )
 
 
 def _kept_weights(

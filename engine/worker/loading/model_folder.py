@@ -14,7 +14,7 @@ from engine.errors import ConfigError, ModelLoadError
 from engine.process.hub import hub_answers
 from engine.worker.loading.formats.weight_format import FORMAT_FIELDS, WeightFormat, read_weight_format
 from engine.worker.loading.native_config import native_config
-from engine.worker.loading.text_decoder import decoder_config, is_multimodal
+from engine.worker.loading.text_decoder import decoder_config, is_multimodal, thinker_of
 from engine.worker.models.rotary import STATIC_ROPE_TYPES, all_ropes
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def read_format(folder: Path) -> WeightFormat | None:
     raw = raw_config(folder)
     own = read_weight_format(raw)
     if own is None and is_multimodal(raw):
-        return read_weight_format(raw.get("text_config") or {})
+        return read_weight_format(thinker_of(raw).get("text_config") or {})
     return own
 
 
@@ -111,8 +111,9 @@ def _check_sizes(path: Path, raw: dict[str, Any]) -> None:
         value = raw.get(name)
         if isinstance(value, int) and not 0 <= value <= most:
             raise ModelLoadError(f"{path}: {name} must be from 0 to {most}, got {str(value)[:40]}.")
-    if isinstance(raw.get("text_config"), dict):
-        _check_sizes(path, raw["text_config"])
+    for part in ("text_config", "thinker_config"):
+        if isinstance(raw.get(part), dict):
+            _check_sizes(path, raw[part])
 
 
 def read_by_transformers(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:

@@ -15,6 +15,7 @@ MULTIMODAL_TYPES = frozenset(
     (
         *("gemma3", "gemma4", "internvl", "kimi_k25", "llama4", "llava", "llava_next", "llava_onevision"),
         *("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "voxtral"),
+        *("qwen2_audio", "qwen2_5_omni", "qwen2_5_omni_thinker", "qwen3_omni_moe", "qwen3_omni_moe_thinker"),
     )
 )
 """Model types of folders whose ``text_config`` is the config of a decoder that computes the same without the
@@ -23,16 +24,24 @@ _PREFIXES = {
     "model.language_model.": "model.",
     "language_model.": "",
     "lm_head.": "lm_head.",
+    "thinker.model.language_model.": "model.",
+    "thinker.model.": "model.",
+    "thinker.lm_head.": "lm_head.",
     **{name: name for name in ("model.embed_tokens.", "model.layers.", "model.norm.")},
 }
 """Prefixes of a decoder's tensor names in such folders, and in a folder of the decoder alone. The first and
-the third are Qwen3.5's, as published and as transformers holds it; the last ones are Qwen2.5-VL's, the second
-all others'."""
-_TOWERS = {
-    **dict.fromkeys(("model.visual.", "visual."), ""),
-    **{f"{of}{part}": part for of in ("model.", "") for part in ("vision_tower.", "multi_modal_projector.")},
+the third are Qwen3.5's, as published and as transformers holds it; those of a thinker are Qwen-Omni's; the
+last ones are Qwen2.5-VL's, the second all others'."""
+_HOLDERS = ("model.", "", "thinker.model.", "thinker.")
+_PROJECTOR = {f"{of}multi_modal_projector.": "multi_modal_projector." for of in _HOLDERS}
+_VISION = {
+    **{f"{of}visual.": "" for of in _HOLDERS},
+    **{f"{of}vision_tower.": "vision_tower." for of in _HOLDERS},
+    **_PROJECTOR,
 }
 """The same for a vision tower: Qwen's is alone, others have a projector."""
+_AUDIO = {**{f"{of}audio_tower.": "audio_tower." for of in _HOLDERS}, **_PROJECTOR}
+"""The same for an encoder of audio with a projector."""
 
 
 _HEADS = ("lm_head.", "score.")
@@ -107,19 +116,41 @@ def headless_name(name: str) -> str | None:
     return None if name.startswith(_HEADS) else f"model.{name}"
 
 
-def tower_name(name: str) -> str | None:
+def vision_name(name: str) -> str | None:
     """Maps the name of a tensor of such a folder to that in its vision tower, alone or with a projector; None
     for tensors of other parts."""
-    for prefix, alone in _TOWERS.items():
+    return _renamed(name, _VISION)
+
+
+def audio_name(name: str) -> str | None:
+    """Maps the name of a tensor of such a folder to that in its encoder of audio and its projector; None for
+    tensors of other parts."""
+    return _renamed(name, _AUDIO)
+
+
+def lone_audio_name(name: str) -> str | None:
+    """Like ``audio_name``, for an encoder that has no projector and is loaded alone."""
+    found = _renamed(name, _AUDIO)
+    return None if found is None else found.removeprefix("audio_tower.")
+
+
+def _renamed(name: str, prefixes: Mapping[str, str]) -> str | None:
+    for prefix, alone in prefixes.items():
         if name.startswith(prefix):
             return alone + name.removeprefix(prefix)
     return None
+
+
+def thinker_of(raw: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config.json that describes what reads text, pictures and audio: Qwen-Omni's models have
+    others, which speak. The same config where there is only one."""
+    thinker = raw.get("thinker_config")
+    if not isinstance(thinker, dict):
+        return raw
+    return {"model_type": f"{raw.get('model_type')}_thinker", **thinker}
 
 
 def decoder_name(name: str) -> str | None:
     """Maps the name of a tensor of a multimodal folder to that in a folder of the decoder alone; None for
     tensors of other parts."""
-    for prefix, alone in _PREFIXES.items():
-        if name.startswith(prefix):
-            return alone + name.removeprefix(prefix)
-    return None
+    return _renamed(name, _PREFIXES)

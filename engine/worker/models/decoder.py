@@ -30,7 +30,7 @@ from engine.worker.models.mixers.mixed_rope_attention import QueryFactors
 from engine.worker.models.mixers.state_layers import StateLayer
 from engine.worker.models.moe import Experts, MixtureOfExperts
 from engine.worker.models.norms import normed
-from engine.worker.models.placed_pictures import PlacedPictures
+from engine.worker.models.placed_media import PlacedMedia
 from engine.worker.models.replacements import choose_replacements
 from engine.worker.models.rotary import RotaryEmbedding
 from engine.worker.models.shape import NO_ROPE
@@ -101,8 +101,8 @@ class Decoder(nn.Module):
         """Whether the checkpoint has the experts of a layer in one tensor."""
         self.is_headless = False
         """Whether it returns the inputs of its head instead of logits."""
-        self.pictures: PlacedPictures | None = None
-        """The next step's embeddings for tokens of pictures."""
+        self.media: PlacedMedia | None = None
+        """The next step's embeddings for tokens of pictures and clips."""
 
     @property
     def is_whole(self) -> bool:
@@ -184,14 +184,14 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """See CausalModel.forward."""
         x = self.stage_input(input_ids)
-        pictures = self.pictures
-        if pictures is not None:
-            x = pictures.put_into(x)
+        media = self.media
+        if media is not None:
+            x = media.put_into(x)
         angles = self.angles_of(positions, x.dtype)
         for index, (layer, kind) in enumerate(zip(self.layers, self.rope_kinds, strict=True)):
             x = layer(x, *angles[kind], attention)
-            if pictures is not None:
-                x = pictures.add_to(x, index)
+            if media is not None:
+                x = media.add_to(x, index)
         return self.logits_of(x[sample_rows]) if self._stage.is_last else self.send_to_next(x, sample_rows)
 
     def serve_experts(self) -> None:

@@ -18,8 +18,8 @@ STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportio
 sequences."""
 
 _SECTIONS = {
-    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), (16, 24, 24)),
-    "qwen3_vl_text": (24, 20, 20),
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"), (16, 24, 24)),
+    **dict.fromkeys(("qwen3_vl_text", "qwen3_omni_moe_text"), (24, 20, 20)),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), (11, 11, 10)),
 }
 """The numbers of frequencies for time, height and width, if the config does not specify them."""

@@ -194,7 +194,7 @@ def _encoder(header: TraceHeader) -> EncoderCacheManager:
     return EncoderCacheManager(
         header.encoder_cache_size,
         header.max_encoder_input_tokens,
-        whole_pictures=header.disable_chunked_mm_input,
+        keeps_whole=header.disable_chunked_mm_input,
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.records.row_failures import PICTURE_LOST
+from engine.records.row_failures import MEDIA_LOST
 from tests.pictures.picture_engine import greedy, picture_engine, tokens_of
 from tests.pictures.picture_folders import make_picture_folder, picture
 from tests.pictures.reference import PictureReference
@@ -25,12 +25,12 @@ def test_tokens_are_those_of_transformers(model_type: str, model_folder: Path, t
         for tail in (1, 5):
             asked = {name: engine.prompt(*parts, tail, seed=ord(name)) for name, parts in prompts.items()}
             lost = engine.prompt(9, picture(4, 4, tail), 3)
-            Path(lost[1][0].pixels.path).unlink()  # type: ignore[union-attr]
+            Path(lost[1][0].path).unlink()
             engine.add("lost", lost)
             for name, prompt in asked.items():
                 engine.add(name, prompt, greedy(4))
             outputs = engine.run()
-            assert outputs["lost"].outputs[0].stop_reason == PICTURE_LOST
+            assert outputs["lost"].outputs[0].stop_reason == MEDIA_LOST
             for name, parts in prompts.items():
                 shown = [part for part in parts if not isinstance(part, int)]
                 assert tokens_of(outputs[name]) == reference.greedy(*asked[name], shown, 4)

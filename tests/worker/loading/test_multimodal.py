@@ -21,6 +21,7 @@ from engine.worker.loading.loader import load_model
 from engine.worker.loading.text_decoder import MULTIMODAL_TYPES, decoder_name
 from engine.worker.models.decoder import Decoder
 from tests.api.server import running_server
+from tests.audio.audio_folders import CONFIGS as AUDIO_CONFIGS
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
 from tests.worker.loading.multimodal_folders import (
@@ -92,8 +93,9 @@ def test_newer_decoders_of_mistral3_folders_run(
 
 
 def test_all_known_types_are_tested() -> None:
-    """Llama 4's tests are in another file."""
-    assert CONFIGS.keys() | {"llama4"} == MULTIMODAL_TYPES
+    """The tests of Llama 4 and of models that read audio are in other files."""
+    with_audio = AUDIO_CONFIGS.keys() | {"qwen2_5_omni", "qwen3_omni_moe"}
+    assert CONFIGS.keys() | with_audio | {"llama4"} == MULTIMODAL_TYPES
 
 
 def as_before(name: str) -> str:

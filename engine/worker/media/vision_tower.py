@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.worker.pictures.folder import PictureFolder
+from engine.worker.media.picture_folder import PictureFolder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,17 +10,22 @@ from typing import Any
 
 from engine.config.engine_config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
-from engine.records.picture import PictureModel
+from engine.records.media import PictureModel
 from engine.worker.loading.model_folder import raw_config
+from engine.worker.loading.text_decoder import thinker_of
+from engine.worker.media.processor_files import processor_fields, whole_number
 
-QWEN_TYPES = frozenset(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"))
+QWEN_TYPES = frozenset(
+    (
+        *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"),
+        *("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"),
+    )
+)
 """Model types that limit the number of pixels, and whose tokens have three positions."""
 _PIXTRAL_TYPES = frozenset(("mistral3", "llava"))
 """Model types that may have Pixtral's tower, which limits the longest side of a picture."""
 _ROW_ENDS = ("[IMG_BREAK]", "[IMG_END]")
 """Tokens after a row of a picture and after the last row, for Pixtral's tower."""
-_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-_MOST = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class PictureFolder:
 def read_picture_folder(folder: Path, options: ModelConfig) -> PictureFolder | None:
     """The folder's description, with the options' limits; None if its model reads no pictures, or the options
     disable them. Raises ModelLoadError or ConfigError."""
-    raw = raw_config(folder)
+    raw = thinker_of(raw_config(folder))
     model_type = raw.get("model_type")
     vision = raw.get("vision_config")
     if not isinstance(vision, dict) or not options.max_pictures:
@@ -49,7 +54,7 @@ def read_picture_folder(folder: Path, options: ModelConfig) -> PictureFolder | N
     is_pixtral = vision.get("model_type") == "pixtral" and model_type in _PIXTRAL_TYPES
     if not is_pixtral and model_type not in QWEN_TYPES:
         return None
-    processor = _processor(folder)
+    processor = processor_fields(folder, "image_processor", "image_mean")
     if processor is None:
         return None
     read = _pixtral_folder if is_pixtral else _qwen_folder
@@ -63,8 +68,8 @@ def _qwen_folder(
     vision: Mapping[str, Any],
     processor: Mapping[str, Any],
 ) -> PictureFolder:
-    patch = _number(vision, "patch_size", 16 if "3" in raw["model_type"] else 14, folder)
-    merge = _number(vision, "spatial_merge_size", 2, folder)
+    patch = whole_number(vision, "patch_size", 16 if "3" in raw["model_type"] else 14, folder)
+    merge = whole_number(vision, "spatial_merge_size", 2, folder)
     factor = patch * merge
     least, most = _pixel_limits(processor, factor, folder)
     least = options.min_pixels or least
@@ -76,14 +81,14 @@ def _qwen_folder(
         )
     return PictureFolder(
         PictureModel(
-            token_id=_number(raw, "image_token_id", 151655, folder),
+            token_id=_token_id(raw, 151655, folder),
             patch_size=patch,
             merge_size=merge,
             min_pixels=least,
             max_pixels=most,
-            max_pictures=options.max_pictures,
+            max_count=options.max_pictures,
         ),
-        _number(vision, "temporal_patch_size", 2, folder),
+        whole_number(vision, "temporal_patch_size", 2, folder),
         *_colors_of(processor, folder),
     )
 
@@ -101,22 +106,27 @@ def _pixtral_folder(
     ends = [_added_token(folder, name) for name in _ROW_ENDS]
     if None in ends:
         return None
-    patch = _number(vision, "patch_size", 16, folder)
-    merge = _number(raw, "spatial_merge_size", 2 if raw["model_type"] == "mistral3" else 1, folder)
-    edge = _number(processor.get("size") or {}, "longest_edge", 1024, folder)
-    own = {"image_token_id": raw.get("image_token_id", raw.get("image_token_index"))}
+    patch = whole_number(vision, "patch_size", 16, folder)
+    merge = whole_number(raw, "spatial_merge_size", 2 if raw["model_type"] == "mistral3" else 1, folder)
+    edge = whole_number(processor.get("size") or {}, "longest_edge", 1024, folder)
     model = PictureModel(
-        token_id=_number(own, "image_token_id", 10, folder),
+        token_id=_token_id(raw, 10, folder),
         patch_size=patch,
         merge_size=merge,
         min_pixels=0,
         max_pixels=edge**2,
-        max_pictures=options.max_pictures,
+        max_count=options.max_pictures,
         max_edge=edge,
         row_end_id=ends[0],
         end_id=ends[1],
     )
     return PictureFolder(model, 1, *_colors_of(processor, folder))
+
+
+def _token_id(raw: Mapping[str, Any], default: int, folder: Path) -> int:
+    """The token of a picture, under either of its names."""
+    own = {"image_token_id": raw.get("image_token_id", raw.get("image_token_index"))}
+    return whole_number(own, "image_token_id", default, folder)
 
 
 def _added_token(folder: Path, text: str) -> int | None:
@@ -142,39 +152,14 @@ def _colors_of(
     return float(scale), *means
 
 
-def _processor(folder: Path) -> dict[str, Any] | None:
-    """The fields of the folder's image processor; None if its file is missing."""
-    for name in _PROCESSOR_FILES:
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            fields: Any = json.loads(path.read_text("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ModelLoadError(f"{path} is not valid JSON: {error}.") from error
-        if isinstance(fields, dict) and isinstance(fields.get("image_processor"), dict):
-            fields = fields["image_processor"]
-        if isinstance(fields, dict) and "image_mean" in fields:
-            return fields
-    return None
-
-
 def _pixel_limits(processor: Mapping[str, Any], factor: int, folder: Path) -> tuple[int, int]:
     """The smallest and the largest number of pixels, under any of the names that processors have used."""
     size: Any = processor.get("size")
     size = size if isinstance(size, dict) else {}
     least = {"min_pixels": processor.get("min_pixels") or size.get("min_pixels") or size.get("shortest_edge")}
     most = {"max_pixels": processor.get("max_pixels") or size.get("max_pixels") or size.get("longest_edge")}
-    smallest = _number(least, "min_pixels", 4 * factor**2, folder)
-    return max(smallest, factor**2), _number(most, "max_pixels", 1280 * factor**2, folder)
-
-
-def _number(fields: Mapping[str, Any], name: str, default: int, folder: Path) -> int:
-    value = fields.get(name)
-    value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _MOST:
-        raise ModelLoadError(f"{name} in the configs of {folder} must be an integer from 1, got {value!r}.")
-    return value
+    smallest = whole_number(least, "min_pixels", 4 * factor**2, folder)
+    return max(smallest, factor**2), whole_number(most, "max_pixels", 1280 * factor**2, folder)
 
 
 def _colors(processor: Mapping[str, Any], name: str, folder: Path) -> tuple[float, ...]:

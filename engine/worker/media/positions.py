@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.records.media import PictureSize
 from engine.records.messages import MediaSpan
 from engine.worker.attention.backend import IntArray
 
@@ -14,16 +15,17 @@ def rope_positions(num_tokens: int, media: Sequence[MediaSpan], factor: int) -> 
     """Returns positions in time, height and width: [3, num_tokens], and the difference between the position
     and the index of each token after the prompt.
 
-    Text increases all three alike. A picture is one moment; its tokens have their row and their column, of
-    ``factor`` pixels each. Text continues after the longer side.
+    Text and clips increase all three alike. A picture is one moment; its tokens have their row and their
+    column, of ``factor`` pixels each. Text continues after the longer side.
     """
     positions = np.empty((3, num_tokens), dtype=np.int64)
     index = place = 0
     for span in media:
-        assert span.pixels is not None, "the core has checked it"
+        if not isinstance(span.size, PictureSize):
+            continue
         place = _count_on(positions, index, span.offset, place)
-        rows = span.pixels.height // factor
-        columns = span.pixels.width // factor
+        rows = span.size.height // factor
+        columns = span.size.width // factor
         its = positions[:, span.offset : span.end]
         its[0] = place
         its[1] = place + np.repeat(np.arange(rows), columns)

@@ -1,4 +1,4 @@
-"""The embeddings that a decoder reads in place of tokens of pictures, in one step."""
+"""The embeddings that a decoder reads in place of tokens of pictures and clips, in one step."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedPictures:
-    """Outputs of a vision tower for a step's tokens."""
+class PlacedMedia:
+    """Outputs of encoders for a step's tokens."""
 
     rows: torch.Tensor
-    """[num_rows] the step's tokens that are parts of pictures."""
+    """[num_rows] the step's tokens that are parts of pictures or clips."""
     outputs: torch.Tensor
     """[num_rows, hidden_size * (1 + n)]: embeddings, and additions to the outputs of the first n layers
     (DeepStack, arXiv:2406.04334)."""

@@ -1,9 +1,8 @@
-"""The pictures of a worker's requests: reads their pixels, encodes them, and places them in steps."""
+"""The pictures and clips of a worker's requests: reads, encodes, and places them in steps."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -13,15 +12,16 @@ import numpy as np
 import torch
 
 from engine.core.outputs import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from engine.records.media import PictureSize
 from engine.records.messages import MediaSpan
-from engine.records.row_failures import PICTURE_LOST
+from engine.records.row_failures import MEDIA_LOST
 from engine.worker.attention.backend import IntArray
+from engine.worker.media.positions import rope_positions
+from engine.worker.media.towers import Medium, Towers, read_file
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
-from engine.worker.models.placed_pictures import PlacedPictures
+from engine.worker.models.placed_media import PlacedMedia
 from engine.worker.models.rotary import have_axes
-from engine.worker.pictures.positions import rope_positions
-from engine.worker.pictures.tower import Picture, VisionTower
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def _no_positions() -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A request's pictures, and the positions of its tokens: see ``rope_positions``."""
+    """A request's pictures and clips, and the positions of its tokens: see ``rope_positions``."""
 
     media: Sequence[MediaSpan]
     positions: IntArray = field(default_factory=_no_positions)
@@ -53,31 +53,31 @@ class StepTokens(Protocol):
     def positions(self) -> IntArray: ...
 
 
-class StepPictures:
-    """Encodes the pictures of plans, and puts the outputs in place of tokens' embeddings."""
+class StepMedia:
+    """Encodes the pictures and clips of plans, and puts the outputs in place of tokens' embeddings."""
 
-    def __init__(self, tower: VisionTower, decoder: Decoder) -> None:
-        self._tower: VisionTower | None = tower
+    def __init__(self, towers: Towers, decoder: Decoder) -> None:
+        self._towers: Towers | None = towers
         self._decoder: Decoder | None = decoder
         self._has_axes = have_axes(decoder.ropes.values())
         self._prompts: dict[str, _Prompt] = {}
         self._outputs: dict[str, torch.Tensor | None] = {}
-        """The encoder's outputs by content hash; None if the pixels could not be read."""
+        """The encoders' outputs by content hash; None if the file could not be read."""
         self._lost: set[str] = set()
-        """Requests of this step with a picture that could not be read."""
+        """Requests of this step with a picture or clip that could not be read."""
 
-    def use(self, tower: VisionTower | None, decoder: CausalModel | None) -> None:
-        """Continue with another tower and its decoder, of the same kind; None: no step runs before the next
-        call. Encoded pictures are dropped, as the scheduler drops them."""
-        assert decoder is None or isinstance(decoder, Decoder), "load_tower() refuses others"
+    def use(self, towers: Towers | None, decoder: CausalModel | None) -> None:
+        """Continue with other towers and their decoder, of the same kind; None: no step runs before the next
+        call. Outputs are dropped, as the scheduler drops them."""
+        assert decoder is None or isinstance(decoder, Decoder), "load_towers() refuses others"
         self._outputs.clear()
-        self._tower = tower
+        self._towers = towers
         self._decoder = decoder
 
     @property
-    def _encoder(self) -> VisionTower:
-        assert self._tower is not None, "it sleeps"
-        return self._tower
+    def _encoders(self) -> Towers:
+        assert self._towers is not None, "it sleeps"
+        return self._towers
 
     @property
     def _model(self) -> Decoder:
@@ -85,9 +85,9 @@ class StepPictures:
         return self._decoder
 
     def begin_step(self, plan: SchedulerOutput, step: StepTokens) -> IntArray:
-        """Encode new pictures and place those that the step computes; the decoder reads them until
+        """Encode new media and place what the step computes of them; the decoder reads them until
         ``end_step``. Call ``update`` first. Returns the positions of the step's tokens: [num_tokens], or [3,
-        num_tokens] if any belongs to a picture and the model's tokens have three positions."""
+        num_tokens] if any belongs to media and the model's tokens have three positions."""
         self._encode(plan)
         if not self._prompts.keys().isdisjoint(step.req_ids):
             self._place(step)
@@ -110,21 +110,19 @@ class StepPictures:
 
     @property
     def are_placed(self) -> bool:
-        """Whether the step has tokens of pictures."""
-        return self._model.pictures is not None
+        """Whether the step has tokens of pictures or clips."""
+        return self._model.media is not None
 
     def end_step(self) -> frozenset[str]:
-        """Finish the step. Returns the requests whose pictures are lost: see ``without``."""
-        self._model.pictures = None
+        """Finish the step. Returns the requests whose media are lost: see ``without``."""
+        self._model.media = None
         lost = frozenset(self._lost)
         self._lost = set()
         return lost
 
     def warm_up(self) -> None:
-        """Encode the largest picture once, so that the KV pool leaves that much of the device's memory."""
-        side = max(1, math.isqrt(self._encoder.model.max_pixels) // self._encoder.model.factor)
-        size = side * self._encoder.model.factor
-        self._encoder.encode([np.zeros((size, size, 3), dtype=np.uint8)])
+        """See ``Towers.warm_up``."""
+        self._encoders.warm_up()
 
     def update(self, plan: SchedulerOutput) -> None:
         """Apply the deltas of a plan, with or without tokens."""
@@ -139,28 +137,29 @@ class StepPictures:
     def _prompt(self, new: NewRequestData) -> _Prompt:
         if not self._has_axes:
             return _Prompt(new.media)
-        factor = self._encoder.model.factor
+        vision = self._encoders.vision
+        factor = 1 if vision is None else vision.model.factor
         return _Prompt(new.media, *rope_positions(len(new.prompt_token_ids), new.media, factor))
 
     def _encode(self, plan: SchedulerOutput) -> None:
-        found: dict[str, Picture] = {}
+        found: dict[str, Medium] = {}
         for req_id, indices in plan.scheduled_encoder_inputs.items():
             for span in (self._prompts[req_id].media[index] for index in indices):
-                picture = _read(span)
-                picture = self._read_elsewhere(span) if picture is None else picture
-                if picture is None:
+                medium = _read(span)
+                medium = self._read_elsewhere(span) if medium is None else medium
+                if medium is None:
                     self._outputs[span.content_hash] = None
                 else:
-                    found[span.content_hash] = picture
+                    found[span.content_hash] = medium
         if found:
-            outputs = self._encoder.encode(list(found.values()))
+            outputs = self._encoders.encode(list(found.values()))
             self._outputs |= dict(zip(found, outputs, strict=True))
 
-    def _read_elsewhere(self, lost: MediaSpan) -> Picture | None:
-        """The same picture from another request: one that was just aborted has removed its file."""
+    def _read_elsewhere(self, lost: MediaSpan) -> Medium | None:
+        """The same picture or clip from another request: one that was just aborted has removed its file."""
         spans = chain.from_iterable(prompt.media for prompt in self._prompts.values())
         others = (span for span in spans if span.content_hash == lost.content_hash and span != lost)
-        return next((picture for span in others if (picture := _read(span)) is not None), None)
+        return next((medium for span in others if (medium := _read(span)) is not None), None)
 
     def _place(self, step: StepTokens) -> None:
         rows = list[IntArray]()
@@ -180,15 +179,15 @@ class StepPictures:
                 parts.append(output[first:beyond])
         if rows:
             places = torch.from_numpy(np.concatenate(rows)).to(parts[0].device)
-            self._model.pictures = PlacedPictures(places, torch.cat(parts))
+            self._model.media = PlacedMedia(places, _of_one_width(parts))
 
     def _embedded(self, span: MediaSpan) -> IntArray:
-        """The tokens of the prompt that a picture's embeddings replace, without those at the ends of rows."""
+        """The tokens of the prompt that embeddings replace: not those at the ends of a picture's rows."""
         tokens = np.arange(span.offset, span.end)
-        if self._encoder.model.row_end_id is None:
+        vision = self._encoders.vision
+        if not isinstance(span.size, PictureSize) or vision is None or vision.model.row_end_id is None:
             return tokens
-        assert span.pixels is not None, "the core has checked it"
-        columns = span.pixels.width // self._encoder.model.factor
+        columns = span.size.width // vision.model.factor
         embedded: IntArray = tokens[np.arange(span.length) % (columns + 1) != columns]
         return embedded
 
@@ -205,22 +204,26 @@ def _sequences(step: StepTokens) -> Iterator[tuple[str, int, int, int]]:
 
 
 def without(lost: frozenset[str], result: ModelRunnerOutput) -> ModelRunnerOutput:
-    """The result of a step, with the requests whose pictures are lost marked as failed."""
+    """The result of a step, with the requests whose media are lost marked as failed."""
     if lost:
         for index, req_id in enumerate(result.req_ids):
             if req_id in lost:
                 result.sampled_token_ids[index] = result.sampled_token_ids[index] or [0]
-        result.failed = {**result.failed, **dict.fromkeys(lost, PICTURE_LOST)}
+        result.failed = {**result.failed, **dict.fromkeys(lost, MEDIA_LOST)}
     return result
 
 
-def _read(span: MediaSpan) -> Picture | None:
-    """The pixels of a picture; None if the file is missing or has another size."""
-    pixels = span.pixels
-    assert pixels is not None, "the core has checked it"
+def _of_one_width(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join outputs; those without additions to the outputs of layers get zeros there."""
+    width = max(part.shape[1] for part in parts)
+    return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])
+
+
+def _read(span: MediaSpan) -> Medium | None:
+    """The pixels or samples; None if the file is missing or has another size."""
+    assert span.size is not None, "the core has checked it"
     try:
-        read = np.fromfile(pixels.path, dtype=np.uint8)
-        return read.reshape(pixels.height, pixels.width, 3)
+        return read_file(span.path, span.size)
     except (OSError, ValueError) as error:
-        logger.warning("The pixels of a picture are lost: %s", error)
+        logger.warning("The file of a %s is lost: %s", span.size.kind.noun, error)
         return None
