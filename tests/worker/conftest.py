@@ -51,6 +51,12 @@ _DELTA_NET = {
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 16,
 }
+_OLMO_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 6,
+}
 _NEMOTRON = {
     "ssm_state_size": 16,
     "mamba_num_heads": 8,
@@ -657,6 +663,52 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "layer_types": ["conv", *["sliding_attention", "full_attention"] * 2],
         },
     },
+    "falcon-h1": {
+        "family": "falcon_h1",
+        "num_layers": 3,
+        "extra_config": {
+            "mamba_d_ssm": 96,
+            "mamba_n_heads": 8,
+            "mamba_d_state": 16,
+            "embedding_multiplier": 5.5,
+            "lm_head_multiplier": 0.04,
+            "key_multiplier": 0.5,
+            "attention_in_multiplier": 0.75,
+            "attention_out_multiplier": 0.9,
+            "ssm_in_multiplier": 1.25,
+            "ssm_out_multiplier": 0.6,
+            "ssm_multipliers": [0.35, 0.25, 0.18, 0.5, 0.31],
+            "mlp_multipliers": [0.88, 0.58],
+        },
+    },
+    "falcon-h1-norms": {
+        "family": "falcon_h1",
+        "num_layers": 3,
+        "extra_config": {
+            "mamba_d_ssm": 64,
+            "mamba_n_heads": 4,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 16,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "attention_bias": True,
+        },
+    },
+    "olmo-hybrid": {
+        "family": "olmo_hybrid",
+        "num_layers": 4,
+        "extra_config": {
+            **_OLMO_NET,
+            "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
+        },
+    },
+    "olmo-hybrid-nope": {
+        "family": "olmo_hybrid",
+        "num_layers": 4,
+        "extra_config": {**_OLMO_NET, "rope_parameters": None, "linear_allow_neg_eigval": False},
+    },
     "kimi-linear": {
         "family": "kimi_linear",
         "num_layers": 5,
@@ -704,7 +756,8 @@ TWO_TABLES = (
 WITH_STATES = (
     *("qwen3-next", "qwen3.5", "qwen3.5-moe", "granite4", "granite4-dense"),
     *("nemotron-h", "nemotron-h-latents", "nemotron-h-dense", "lfm2", "lfm2-moe", "bamba"),
-    *("kimi-linear", "lfm3"),
+    *("kimi-linear", "lfm3", "olmo-hybrid", "olmo-hybrid-nope"),
+    *("falcon-h1", "falcon-h1-norms"),
 )
 """Models that have layers with states."""
 

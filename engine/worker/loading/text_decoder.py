@@ -48,11 +48,13 @@ _HEADS = ("lm_head.", "score.")
 
 
 _LFM2 = {"model.embedding_norm.": "model.norm."}
+_BAMBA = {"model.final_layernorm.": "model.norm."}
 _OWN_PREFIXES = {
     "lfm2": _LFM2,
     "lfm2_moe": _LFM2,
     "lfm3": _LFM2,
-    "bamba": {"model.final_layernorm.": "model.norm."},
+    "bamba": _BAMBA,
+    "falcon_h1": _BAMBA,
     "nemotron_h": {
         "backbone.layers.": "model.layers.",
         **{f"{of}.embeddings.": "model.embed_tokens." for of in ("backbone", "model")},
@@ -71,6 +73,8 @@ def usual_names(model_type: str) -> Callable[[str], str] | None:
     usual."""
     if model_type == "kimi_linear":
         return _of_kimi
+    if model_type == "olmo_hybrid":
+        return _of_olmo_hybrid
     prefixes = _OWN_PREFIXES.get(model_type)
     return None if prefixes is None else partial(_usual_name, prefixes)
 
@@ -78,6 +82,12 @@ def usual_names(model_type: str) -> Callable[[str], str] | None:
 def _of_kimi(name: str) -> str:
     """transformers renames the MLPs of Kimi Linear's dense layers, too, when it writes a folder."""
     return _DENSE_OF_KIMI.sub(r".mlp.\1_proj.", name)
+
+
+def _of_olmo_hybrid(name: str) -> str:
+    """Its layers with a delta net have names of their own for norms, as published."""
+    name = name.replace(".attention_layer_norm.", ".input_layernorm.")
+    return name.replace(".feedforward_layer_norm.", ".post_attention_layernorm.")
 
 
 def _usual_name(prefixes: Mapping[str, str], name: str) -> str:

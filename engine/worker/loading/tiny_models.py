@@ -45,7 +45,7 @@ _FUSED = ("gpt_oss", "llama4_text", "mistral4", "gemma4_text")
 _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "mistral4", "deepseek_v32", "glm_moe_dsa")
 _WITH_STATES = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h"),
-    *("lfm2", "lfm2_moe", "lfm3", "bamba"),
+    *("lfm2", "lfm2_moe", "lfm3", "bamba", "olmo_hybrid", "falcon_h1"),
 )
 _LATENT_WITH_STATES = ("kimi_linear",)
 _OTHERS = ("gpt_neox", "phi", "olmo2")
@@ -56,7 +56,7 @@ FAMILIES = (
 _GROUPED_QUERY = frozenset({*_DENSE, "phi", "olmo2", *_GEMMA, *_SPARSE, *_WITH_STATES})
 _HEADS_OF_HIDDEN = (
     *("qwen2", "qwen2_moe", "smollm3", "granite", "granitemoe", "granitemoeshared"),
-    *("olmo3", "exaone4", "exaone_moe", "phi3", "lfm2", "lfm2_moe", "bamba"),
+    *("olmo3", "exaone4", "exaone_moe", "phi3", "lfm2", "lfm2_moe", "bamba", "olmo_hybrid", "falcon_h1"),
 )
 """Families whose heads share the hidden size."""
 _OWN_HEAD_DIM = frozenset({*_DENSE, *_GEMMA, *_SPARSE, *_WITH_STATES}.difference(_HEADS_OF_HIDDEN))
@@ -76,6 +76,7 @@ _PUBLISHED = {
         *((f"mlp.{part}", f"block_sparse_moe.{part}") for part in ("experts", "gate.", "shared_experts.")),
         ("forget_gate.", ""),
     ),
+    "olmo_hybrid": (("input_layernorm", "attention_layer_norm"),),
     "mimo_v2_flash": (("self_attn.sinks", "self_attn.attention_sink_bias"),),
     "ernie4_5_moe": (("mlp.gate.moe_statics.", "mlp.moe_statics."),),
     "exaone_moe": (("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias"),),
@@ -201,8 +202,8 @@ def _as_published(name: str, tensor: torch.Tensor, model_type: str) -> dict[str,
         name = name.replace(own, published)
     if model_type.startswith("granitemoe"):
         return {_as_granite_publishes(name): tensor}
-    if model_type == "kimi_linear" and name.endswith("conv1d.weight"):
-        parts = zip("qkv", tensor.chunk(3), strict=True)
+    if model_type in ("kimi_linear", "olmo_hybrid") and name.endswith("conv1d.weight"):
+        parts = zip("qkv", tensor.chunk(3), strict=True)  # of equal sizes here
         return {name.replace("conv1d", f"{each}_conv1d"): part.clone() for each, part in parts}
     prefix, _, kind = name.rpartition(".")
     if not prefix.endswith(".experts") or tensor.dim() != 3 or model_type in _FUSED:

@@ -20,6 +20,7 @@ from engine.worker.lora.places import NUM_JOINED, JoinedLinear, Place, places_of
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.layer import DecoderLayer
+from engine.worker.models.mixers.attention_beside_state import AttentionBesideState
 from engine.worker.parallel.group import TensorParallelGroup
 from engine.worker.parallel.linears import RowParallelLinear
 
@@ -165,6 +166,8 @@ def open_adapters(
 def _wrap(layer: DecoderLayer, joined: JoinedLinear, index: int, step: StepAdapters) -> None:
     part, name = _JOINED_NAMES[joined]
     parent: nn.Module = layer.get_submodule(part)
+    if isinstance(parent, AttentionBesideState):
+        parent = parent.attention
     plain = parent.get_submodule(name)
     if isinstance(plain, RowParallelLinear):  # additions are summed with the ranks' outputs
         parent = plain

@@ -11,6 +11,7 @@ import torch
 from engine.worker.lora.adapter_folder import LowRankWeights
 from engine.worker.models.layer import DecoderLayer, renamed
 from engine.worker.models.mixers.attention import SelfAttention
+from engine.worker.models.mixers.attention_beside_state import AttentionBesideState
 from engine.worker.models.mixers.kv_sharing_attention import KvSharingAttention
 from engine.worker.models.mlp import GatedMLP
 from engine.worker.models.shape import DecoderShape
@@ -67,10 +68,12 @@ def _part(weight: torch.Tensor, dim: int, size: int, part: int, num_parts: int) 
 def places_of(layer: DecoderLayer, shape: DecoderShape, rank: int, size: int) -> dict[str, Place]:
     """The places of a layer's linears that adapters may change, by their names in a checkpoint."""
     places: dict[str, Place] = {}
-    if isinstance(layer.attention, KvSharingAttention):
-        places |= _sharing_places(layer.attention, shape.hidden_size, rank, size)
-    elif isinstance(layer.attention, SelfAttention):
-        places |= _attention_places(layer.attention, shape.hidden_size, rank, size)
+    mixer = layer.attention
+    attention = mixer.attention if isinstance(mixer, AttentionBesideState) else mixer
+    if isinstance(attention, KvSharingAttention):
+        places |= _sharing_places(attention, shape.hidden_size, rank, size)
+    elif isinstance(attention, SelfAttention):
+        places |= _attention_places(attention, shape.hidden_size, rank, size)
     if isinstance(layer.mlp, GatedMLP):
         named = _mlp_places(layer.mlp, shape.hidden_size, rank, size)
         places |= {shape.mlp_prefix + name: place for name, place in named}

@@ -12,6 +12,7 @@ from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.builder import Builder
 from engine.worker.models.dense_and_sparse import DenseAndSparse
 from engine.worker.models.mixers.attention import SelfAttention
+from engine.worker.models.mixers.attention_beside_state import AttentionBesideState
 from engine.worker.models.mixers.gated_delta_net import GatedDeltaNet
 from engine.worker.models.mixers.kimi_delta import KimiDelta
 from engine.worker.models.mixers.kv_sharing_attention import KvSharingAttention
@@ -26,6 +27,10 @@ from engine.worker.models.norms import normed
 from engine.worker.models.shape import DecoderShape, DenseShape, MLPShape, PairShape
 from engine.worker.models.step_values import StepValues
 
+Mixer = (
+    SelfAttention | LatentAttention | GatedDeltaNet | KimiDelta | Mamba2 | ShortConv | AttentionBesideState
+)
+
 
 class DecoderLayer(nn.Module):
     """Attention and an MLP, or one of them, each with an RMS norm before or after it, and a residual
@@ -37,12 +42,13 @@ class DecoderLayer(nn.Module):
         self._shape = shape
         size = shape.hidden_size
         mixes, mlp = shape.mixes_in(index), shape.mlps[index]
-        self.input_norm = build.parameter(size) if shape.input_norms and mixes else None
+        of_inputs, of_outputs = shape.normalizes(index)
+        self.input_norm = build.parameter(size) if of_inputs and mixes else None
         self.attention = build_mixer(shape, index, build, values) if mixes else None
-        self.attention_output_norm = build.parameter(size) if shape.output_norms else None
-        has_norm = shape.input_norms and mlp and not isinstance(mlp, PairShape)
+        self.attention_output_norm = build.parameter(size) if of_outputs else None
+        has_norm = of_inputs and mlp and not isinstance(mlp, PairShape)
         self.post_attention_norm = build.parameter(size) if has_norm else None
-        self.mlp_output_norm = build.parameter(size) if shape.output_norms else None
+        self.mlp_output_norm = build.parameter(size) if of_outputs else None
         self.mlp = None if mlp is None else _build_mlp(shape, mlp, build)
 
     def forward(
@@ -90,9 +96,7 @@ class DecoderLayer(nn.Module):
         yield "post_feedforward_layernorm", self.mlp_output_norm
 
 
-def build_mixer(
-    shape: DecoderShape, index: int, build: Builder, values: StepValues
-) -> SelfAttention | LatentAttention | GatedDeltaNet | KimiDelta | Mamba2 | ShortConv:
+def build_mixer(shape: DecoderShape, index: int, build: Builder, values: StepValues) -> Mixer:
     """The module that mixes tokens in a layer: attention, or one with a state instead."""
     if shape.unit_values:
         return KvSharingAttention(shape.of_layer(index), index, build, values)
@@ -105,6 +109,8 @@ def build_mixer(
                 return KimiDelta(shape, state, build)
             if isinstance(state, ShortConvShape):
                 return ShortConv(shape, state, build)
+            if shape.beside is not None:
+                return AttentionBesideState(shape, shape.beside, state, index, build)
             return Mamba2(shape, state, build)
         index = shape.attention_index(index)
     if shape.mixed_rope is not None:

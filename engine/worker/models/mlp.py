@@ -46,7 +46,7 @@ class GatedMLP(nn.Module):
         """``partial``: the caller adds up the outputs of ranks."""
         super().__init__()
         self._group = build.group
-        self._by_gelu = shape.by_gelu
+        self._shape = shape
         self.is_joined = shape.joined
         """Whether gates and ups are one linear in checkpoints."""
         self.intermediate_size = inner = shape.intermediate_size
@@ -56,9 +56,12 @@ class GatedMLP(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        opened = gelu(gate, approximate="tanh") if self._by_gelu else silu(gate)
+        shape = self._shape
+        if shape.gate_scale != 1.0:
+            gate = gate * shape.gate_scale
+        opened = gelu(gate, approximate="tanh") if shape.by_gelu else silu(gate)
         output: torch.Tensor = self.down(opened.mul_(up))
-        return output
+        return output if shape.output_scale == 1.0 else output * shape.output_scale
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""

@@ -24,6 +24,10 @@ class DenseShape:
     """Whether a checkpoint has gates and ups in one tensor."""
     squared: bool = False
     """Whether it has no gate: ``down(relu(up) ** 2)``."""
+    gate_scale: float = 1.0
+    """A factor of gates, before SiLU; not with GELU or a square."""
+    output_scale: float = 1.0
+    """A factor of outputs; likewise."""
 
     def of_rank(self, num_ranks: int, *, experts_by_rank: bool, num_cores: int = 1) -> DenseShape:
         """The shape of each rank's part, the same in all cores. ConfigError if it cannot be split."""
@@ -261,6 +265,17 @@ class HeadShape:
 
 
 @dataclass(frozen=True, slots=True)
+class BesideShape:
+    """Attention and a state in one layer; see ``AttentionBesideState``. Factors of the inputs and outputs of
+    both."""
+
+    attention_input: float
+    attention_output: float
+    state_input: float
+    state_output: float
+
+
+@dataclass(frozen=True, slots=True)
 class LayerInputShape:
     """Embeddings of tokens for each layer; see ``LayerInputs``."""
 
@@ -289,6 +304,8 @@ class DecoderShape:
     """The attention chunk of each layer that attends, None where there is none; empty: no layer has one."""
     states: tuple[StateShape | None, ...] = ()
     """The state that each layer keeps instead of attention, None where it has none; empty: all attend."""
+    beside: BesideShape | None = None
+    """Layers with a state attend, too, and the outputs of both are added; None: they do not attend."""
     qkv_bias: bool = False
     joined_qkv: bool = False
     """Whether a checkpoint has the linears of queries, keys and values in one tensor."""
@@ -350,6 +367,9 @@ class DecoderShape:
     """Whether the inputs of attention and MLP are normalized."""
     output_norms: bool = False
     """Whether the outputs of attention and MLP are normalized before they are added."""
+    output_normed: tuple[bool, ...] = ()
+    """Whether each layer normalizes these outputs instead of the inputs; empty: all do the same, as the two
+    before say."""
     embedding_scale: float = 1.0
     """A factor of embeddings, rounded to the model's dtype."""
     mlp_prefix: str = "mlp."
@@ -445,12 +465,18 @@ class DecoderShape:
         """Whether a layer attends or has a state."""
         return not self.mixes or self.mixes[layer]
 
+    def normalizes(self, layer: int) -> tuple[bool, bool]:
+        """Whether a layer normalizes the inputs of attention and MLP, and whether their outputs."""
+        if not self.output_normed:
+            return self.input_norms, self.output_norms
+        return not self.output_normed[layer], self.output_normed[layer]
+
     def attention_index(self, layer: int) -> int:
         """The number of a layer among those that attend, or of the one to whose keys and values it
         attends."""
         if self.kv_of:
             return self.kv_of[layer]
-        if not self.states:
+        if not self.states or self.beside is not None:
             return layer
         before = zip(self.states[:layer], self.mixes or (True,) * layer, strict=False)
         return sum(state is None and mixes for state, mixes in before)

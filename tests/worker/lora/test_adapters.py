@@ -153,10 +153,13 @@ def test_ranks_have_parts_of_transformers_models(tmp_path: Path, family: str) ->
     [
         ("gemma4", ["q_proj", "k_proj", "o_proj"]),
         ("gemma4-small", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
+        ("falcon-h1", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
+        ("olmo-hybrid", ["gate_proj", "up_proj", "down_proj"]),
     ],
 )
-def test_adapters_of_layers_with_few_keys_or_values(tmp_path: Path, name: str, targets: list[str]) -> None:
-    """Gemma 4's layers differ in their heads; some have no values of their own, or neither."""
+def test_adapters_of_unusual_layers(tmp_path: Path, name: str, targets: list[str]) -> None:
+    """Gemma 4's layers differ in their heads; some have no values of their own, or neither. Falcon-H1's have
+    attention and a state."""
     model = make_model_folder(tmp_path / "model", **VARIANTS[name])
     adapters = {
         str(seed): save_adapter(model, tmp_path / str(seed), seed, target_modules=targets)

@@ -10,7 +10,7 @@ from engine.worker.models.families.plain import has_attention_bias, plain_shape
 from engine.worker.models.rotary import rope_parameters
 from engine.worker.models.shape import DecoderShape, DenseShape
 
-_NAMES = (("post_attention_layernorm.", "pre_ff_layernorm."), ("mlp.", "feed_forward."))
+NAMES = (("post_attention_layernorm.", "pre_ff_layernorm."), ("mlp.", "feed_forward."))
 
 
 def is_known_bamba(config: Any) -> bool:
@@ -33,5 +33,5 @@ def bamba_shape(config: Any) -> DecoderShape:
         qkv_bias=biased,
         output_bias=biased,
         rotary_dim=int(plain.head_dim * share),
-        other_names=_NAMES,
+        other_names=NAMES,
     )

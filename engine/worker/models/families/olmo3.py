@@ -13,17 +13,19 @@ from engine.worker.models.shape import DecoderShape
 
 
 def olmo3_shape(config: Any) -> DecoderShape:
-    biased = has_attention_bias(config)
     has_one_rope = "" in all_ropes(config)
     return replace(
-        plain_shape(config),
-        qkv_bias=biased,
-        output_bias=biased,
-        qk_norm=True,
-        norms_all_heads=True,
-        wide_rope=True,
+        normed_attention(plain_shape(config), config),
         input_norms=False,
         output_norms=True,
         windows=tuple(layer_windows(config)),
         rope_kinds=() if has_one_rope else tuple(config.layer_types),
+    )
+
+
+def normed_attention(plain: DecoderShape, config: Any) -> DecoderShape:
+    """With norms of all queries and of all keys, which are rotated in fp32."""
+    biased = has_attention_bias(config)
+    return replace(
+        plain, qkv_bias=biased, output_bias=biased, qk_norm=True, norms_all_heads=True, wide_rope=True
     )

@@ -23,6 +23,7 @@ from engine.worker.models.families.ernie4_5 import ernie4_5_shape
 from engine.worker.models.families.ernie4_5_moe import ernie4_5_moe_shape, is_known_ernie4_5_moe
 from engine.worker.models.families.exaone4 import exaone4_shape
 from engine.worker.models.families.exaone_moe import exaone_moe_shape
+from engine.worker.models.families.falcon_h1 import falcon_h1_shape, is_known_falcon_h1
 from engine.worker.models.families.gemma2 import gemma2_shape, is_known_gemma
 from engine.worker.models.families.gemma3 import gemma3_shape
 from engine.worker.models.families.gemma4 import gemma4_shape, is_known_gemma4
@@ -52,6 +53,7 @@ from engine.worker.models.families.mistral4 import is_known_mistral4, mistral4_s
 from engine.worker.models.families.mixtral import mixtral_shape
 from engine.worker.models.families.nemotron_h import is_known_nemotron_h, nemotron_h_shape
 from engine.worker.models.families.olmo3 import olmo3_shape
+from engine.worker.models.families.olmo_hybrid import is_known_olmo_hybrid, olmo_hybrid_shape
 from engine.worker.models.families.phi3 import phi3_shape
 from engine.worker.models.families.plain import names_mlps
 from engine.worker.models.families.qwen2 import qwen2_shape
@@ -107,10 +109,12 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "granitemoehybrid": granite_hybrid_shape,
     "nemotron_h": nemotron_h_shape,
     "bamba": bamba_shape,
+    "falcon_h1": falcon_h1_shape,
     "lfm2": lfm2_shape,
     "lfm2_moe": lfm2_moe_shape,
     "lfm3": lfm3_shape,
     "kimi_linear": kimi_linear_shape,
+    "olmo_hybrid": olmo_hybrid_shape,
     "qwen3_next": qwen3_next_shape,
     "qwen3_5_text": qwen3_next_shape,
     "qwen3_5_moe_text": qwen3_next_shape,
@@ -145,7 +149,9 @@ _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "granitemoehybrid": is_known_granite_hybrid,
     "nemotron_h": is_known_nemotron_h,
     "bamba": is_known_bamba,
+    "falcon_h1": is_known_falcon_h1,
     "kimi_linear": is_known_kimi_linear,
+    "olmo_hybrid": is_known_olmo_hybrid,
     "mimo_v2_flash": is_known_mimo_v2,
     "lfm2": is_known_lfm2,
     "lfm2_moe": is_known_lfm2_moe,

@@ -1,5 +1,5 @@
-"""A decoder's gated delta net (arXiv:2412.06464), which replaces attention in most layers of Qwen3-Next and
-Qwen3.5."""
+"""A decoder's gated delta net (arXiv:2412.06464), which replaces attention in most layers of Qwen3-Next,
+Qwen3.5 and Olmo Hybrid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GatedDeltaNet(StateLayer):
         super().__init__()
         self._net = net
         self._group = build.group
-        self._eps = shape.norm_eps
+        self._eps = shape.norm_eps if net.norm_eps is None else net.norm_eps
         hidden = shape.hidden_size
         self.qkvz = build.linear(hidden, net.conv_size + net.values_size, bias=False)
         """The linear that computes queries, keys, values and output gates."""
@@ -54,7 +54,7 @@ class GatedDeltaNet(StateLayer):
             k=k.view(len(x), -1, net.k_size),
             v=v.view(len(x), -1, net.v_size),
             g=decay,
-            beta=b.sigmoid(),
+            beta=b.sigmoid() * net.rate_scale,
         )
         attended = states.gated_delta_rule(rule)
         normed = rms_norm(attended.float(), (net.v_size,), eps=self._eps).to(x.dtype)
@@ -86,14 +86,29 @@ class GatedDeltaNet(StateLayer):
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""
         rank = self._group.rank
         size = self._group.size
-        return {
-            **self._projection_parts(),
-            "conv1d.weight": self._of_qkv(self.conv),
+        parts = {
             "dt_bias": TensorPart(self.dt_bias, 0, rank, size),
             "A_log": TensorPart(self.a_log, 0, rank, size),
             "norm.weight": TensorPart(self.norm),
             "out_proj.weight": TensorPart(self.output.weight, 1, rank, size),
         }
+        if self._net.separate:
+            own = {"norm.weight": "o_norm.weight", "out_proj.weight": "o_proj.weight"}
+            return {own.get(name, name): part for name, part in parts.items()} | self._separate_parts()
+        return {**self._projection_parts(), "conv1d.weight": self._of_qkv(self.conv), **parts}
+
+    def _separate_parts(self) -> dict[str, TensorPart]:
+        """The linears and the convolutions of a checkpoint that has one for each kind."""
+        net = self._net
+        place = self._group.rank, self._group.size
+        sizes = [net.keys_size, net.keys_size, net.values_size]
+        linears = torch.split(self.qkvz.weight, [*sizes, net.values_size])
+        parts = {
+            f"{kind}_proj.weight": TensorPart(linear, 0, *place)
+            for kind, linear in zip("qkvgba", (*linears, *self.ba.weight.chunk(2)), strict=True)
+        }
+        convs = zip("qkv", torch.split(self.conv, sizes), strict=True)
+        return parts | {f"{kind}_conv1d.weight": TensorPart(conv, 0, *place) for kind, conv in convs}
 
     def _projection_parts(self) -> dict[str, TensorPart]:
         net = self._net

@@ -33,7 +33,7 @@ class Mamba2(StateLayer):
         self.dt_bias = build.parameter(mamba.num_heads, dtype=torch.float32)
         self.a_log = build.parameter(mamba.num_heads, dtype=torch.float32)
         self.d = build.parameter(mamba.num_heads, dtype=torch.float32)
-        self.norm = build.parameter(inner)
+        self.norm = build.parameter(inner) if mamba.has_norm else None
         self.output = build.row_parallel(inner, hidden, mamba.bias)
 
     def forward(
@@ -43,7 +43,7 @@ class Mamba2(StateLayer):
         mamba = self._mamba
         states = self.states
         sizes = [mamba.inner_size, mamba.conv_size, mamba.num_heads]
-        gate, mixed, dt = torch.split(self.projection(x), sizes, dim=-1)
+        gate, mixed, dt = torch.split(self._projected(x), sizes, dim=-1)
         convolved = states.causal_conv(
             Convolution(mixed, self.conv.squeeze(1), self.conv_bias, has_silu=True)
         )
@@ -58,9 +58,21 @@ class Mamba2(StateLayer):
             dt_bias=self.dt_bias,
         )
         scanned = states.selective_scan(scan)
-        normed = self._normed(gated(scanned.flatten(1), gate))
-        output: torch.Tensor = self.output(self.norm * normed.to(x.dtype))
+        opened = gated(scanned.flatten(1), gate)
+        normed = opened.to(x.dtype) if self.norm is None else self.norm * self._normed(opened).to(x.dtype)
+        output: torch.Tensor = self.output(normed)
         return output
+
+    def _projected(self, x: torch.Tensor) -> torch.Tensor:
+        """Gates, the convolution's channels and time steps, each with its factor."""
+        mamba = self._mamba
+        projected: torch.Tensor = self.projection(x)
+        if not mamba.scales:
+            return projected
+        inner = mamba.inner_size
+        groups = mamba.groups_size
+        parts = torch.split(projected, [inner, inner, groups, groups, mamba.num_heads], dim=-1)
+        return torch.cat([part * scale for part, scale in zip(parts, mamba.scales, strict=True)], dim=-1)
 
     def _normed(self, x: torch.Tensor) -> torch.Tensor:
         """The RMS norm of each group, whose heads may be on several ranks. x [num_tokens, inner_size], fp32
@@ -92,7 +104,8 @@ class Mamba2(StateLayer):
             parts["conv1d.bias"] = SectionedPart.of(self.conv_bias, conv)
         for name, each in {"dt_bias": self.dt_bias, "A_log": self.a_log, "D": self.d}.items():
             parts[name] = TensorPart(each, 0, rank, size)
-        parts["norm.weight"] = TensorPart(self.norm, 0, rank, size)
+        if self.norm is not None:
+            parts["norm.weight"] = TensorPart(self.norm, 0, rank, size)
         parts["out_proj.weight"] = TensorPart(self.output.weight, 1, rank, size)
         if self.output.bias is not None:
             parts["out_proj.bias"] = TensorPart(self.output.bias)

@@ -22,6 +22,12 @@ class DeltaNetShape:
     conv_width: int
     by_head: bool = True
     """Whether a checkpoint's projections group their outputs by key head; otherwise by kind."""
+    separate: bool = False
+    """Whether a checkpoint has a projection and a convolution for each kind, under Llama's names."""
+    rate_scale: float = 1.0
+    """A factor of learning rates: above 1, what is read back may be overwritten with its opposite."""
+    norm_eps: float | None = None
+    """The epsilon of the norm of outputs; None: that of other norms."""
 
     def of_rank(self, num_ranks: int) -> DeltaNetShape:
         """The shape of each rank's part. ConfigError if it cannot be split that way."""
@@ -68,6 +74,10 @@ class MambaShape:
     conv_bias: bool
     bias: bool
     """Whether its first and last linear have a bias."""
+    has_norm: bool = True
+    """Whether gated outputs are normalized."""
+    scales: tuple[float, ...] = ()
+    """Factors of gates, heads' inputs, B, C and time steps; empty: none have one."""
     num_group_copies: int = 1
     """The number of ranks with the same group, if there is one for all."""
 
