@@ -39,7 +39,7 @@ from tests.reliability.questions import MAX_MODEL_LEN, MEDIA_FAMILIES, AloneWorl
 FAMILIES = (
     *("llama", "qwen3", "mistral-window", "gemma3", "qwen3-moe", "mixtral", "deepseek-v3", "gpt-oss"),
     *("llama4", "qwen3-next", "granite4", "minimax-m2", "olmo3", "glm4-moe-lite", "nemotron-h", "lfm2"),
-    *("deepseek-v3.2", "ministral3", "olmo-hybrid", "falcon-h1"),
+    *("deepseek-v3.2", "ministral3", "olmo-hybrid", "falcon-h1", "jamba"),
     *MEDIA_FAMILIES,
 )
 WITH_ADAPTERS = ("llama", "qwen3", "mistral-window", "gemma3")

@@ -663,6 +663,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "layer_types": ["conv", *["sliding_attention", "full_attention"] * 2],
         },
     },
+    "jamba": {
+        "family": "jamba",
+        "num_layers": 4,
+        "extra_config": {
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 6,
+        },
+    },
     "falcon-h1": {
         "family": "falcon_h1",
         "num_layers": 3,
@@ -757,7 +769,7 @@ WITH_STATES = (
     *("qwen3-next", "qwen3.5", "qwen3.5-moe", "granite4", "granite4-dense"),
     *("nemotron-h", "nemotron-h-latents", "nemotron-h-dense", "lfm2", "lfm2-moe", "bamba"),
     *("kimi-linear", "lfm3", "olmo-hybrid", "olmo-hybrid-nope"),
-    *("falcon-h1", "falcon-h1-norms"),
+    *("falcon-h1", "falcon-h1-norms", "jamba"),
 )
 """Models that have layers with states."""
 

@@ -55,6 +55,7 @@ _OWN_PREFIXES = {
     "lfm3": _LFM2,
     "bamba": _BAMBA,
     "falcon_h1": _BAMBA,
+    "jamba": _BAMBA,
     "nemotron_h": {
         "backbone.layers.": "model.layers.",
         **{f"{of}.embeddings.": "model.embed_tokens." for of in ("backbone", "model")},

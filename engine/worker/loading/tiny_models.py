@@ -45,7 +45,7 @@ _FUSED = ("gpt_oss", "llama4_text", "mistral4", "gemma4_text")
 _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "mistral4", "deepseek_v32", "glm_moe_dsa")
 _WITH_STATES = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h"),
-    *("lfm2", "lfm2_moe", "lfm3", "bamba", "olmo_hybrid", "falcon_h1"),
+    *("lfm2", "lfm2_moe", "lfm3", "bamba", "olmo_hybrid", "falcon_h1", "jamba"),
 )
 _LATENT_WITH_STATES = ("kimi_linear",)
 _OTHERS = ("gpt_neox", "phi", "olmo2")
@@ -56,7 +56,18 @@ FAMILIES = (
 _GROUPED_QUERY = frozenset({*_DENSE, "phi", "olmo2", *_GEMMA, *_SPARSE, *_WITH_STATES})
 _HEADS_OF_HIDDEN = (
     *("qwen2", "qwen2_moe", "smollm3", "granite", "granitemoe", "granitemoeshared"),
-    *("olmo3", "exaone4", "exaone_moe", "phi3", "lfm2", "lfm2_moe", "bamba", "olmo_hybrid", "falcon_h1"),
+    *(
+        "olmo3",
+        "exaone4",
+        "exaone_moe",
+        "phi3",
+        "lfm2",
+        "lfm2_moe",
+        "bamba",
+        "olmo_hybrid",
+        "falcon_h1",
+        "jamba",
+    ),
 )
 """Families whose heads share the hidden size."""
 _OWN_HEAD_DIM = frozenset({*_DENSE, *_GEMMA, *_SPARSE, *_WITH_STATES}.difference(_HEADS_OF_HIDDEN))

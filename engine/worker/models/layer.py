@@ -17,10 +17,16 @@ from engine.worker.models.mixers.gated_delta_net import GatedDeltaNet
 from engine.worker.models.mixers.kimi_delta import KimiDelta
 from engine.worker.models.mixers.kv_sharing_attention import KvSharingAttention
 from engine.worker.models.mixers.latent_attention import LatentAttention
+from engine.worker.models.mixers.mamba1 import Mamba1
 from engine.worker.models.mixers.mamba2 import Mamba2
 from engine.worker.models.mixers.mixed_rope_attention import MixedRopeAttention
 from engine.worker.models.mixers.short_conv import ShortConv
-from engine.worker.models.mixers.state_shapes import DeltaNetShape, KimiDeltaShape, ShortConvShape
+from engine.worker.models.mixers.state_shapes import (
+    DeltaNetShape,
+    KimiDeltaShape,
+    Mamba1Shape,
+    ShortConvShape,
+)
 from engine.worker.models.mlp import GatedMLP, SquaredMLP
 from engine.worker.models.moe import MixtureOfExperts
 from engine.worker.models.norms import normed
@@ -28,7 +34,14 @@ from engine.worker.models.shape import DecoderShape, DenseShape, MLPShape, PairS
 from engine.worker.models.step_values import StepValues
 
 Mixer = (
-    SelfAttention | LatentAttention | GatedDeltaNet | KimiDelta | Mamba2 | ShortConv | AttentionBesideState
+    SelfAttention
+    | LatentAttention
+    | GatedDeltaNet
+    | KimiDelta
+    | Mamba1
+    | Mamba2
+    | ShortConv
+    | AttentionBesideState
 )
 
 
@@ -109,6 +122,8 @@ def build_mixer(shape: DecoderShape, index: int, build: Builder, values: StepVal
                 return KimiDelta(shape, state, build)
             if isinstance(state, ShortConvShape):
                 return ShortConv(shape, state, build)
+            if isinstance(state, Mamba1Shape):
+                return Mamba1(shape, state, build)
             if shape.beside is not None:
                 return AttentionBesideState(shape, shape.beside, state, index, build)
             return Mamba2(shape, state, build)

@@ -28,7 +28,7 @@ NEARLY = (
 
 NOT_KNOWN = (
     *("nemotron-h", "lfm2", "lfm3", "bamba", "kimi-linear", "arcee", "gemma4", "gemma4-small"),
-    *("mimo-v2-flash", "deepseek-v3.2", "olmo-hybrid", "falcon-h1"),
+    *("mimo-v2-flash", "deepseek-v3.2", "olmo-hybrid", "falcon-h1", "jamba"),
 )
 
 

@@ -47,6 +47,7 @@ SAMPLED = (
         "olmo-hybrid",
         "falcon-h1",
         "falcon-h1-norms",
+        "jamba",
         "mimo-v2-flash",
         "deepseek-v3.2",
         "glm-5",

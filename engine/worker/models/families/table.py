@@ -34,6 +34,7 @@ from engine.worker.models.families.gpt_oss import gpt_oss_shape
 from engine.worker.models.families.granite import granite_moe_shape, granite_shape
 from engine.worker.models.families.granitemoehybrid import granite_hybrid_shape, is_known_granite_hybrid
 from engine.worker.models.families.hy_v3 import hy_v3_shape, is_known_hy_v3
+from engine.worker.models.families.jamba import is_known_jamba, jamba_shape
 from engine.worker.models.families.kimi_linear import is_known_kimi_linear, kimi_linear_shape
 from engine.worker.models.families.lfm2 import (
     is_known_lfm2,
@@ -110,6 +111,7 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "nemotron_h": nemotron_h_shape,
     "bamba": bamba_shape,
     "falcon_h1": falcon_h1_shape,
+    "jamba": jamba_shape,
     "lfm2": lfm2_shape,
     "lfm2_moe": lfm2_moe_shape,
     "lfm3": lfm3_shape,
@@ -150,6 +152,7 @@ _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "nemotron_h": is_known_nemotron_h,
     "bamba": is_known_bamba,
     "falcon_h1": is_known_falcon_h1,
+    "jamba": is_known_jamba,
     "kimi_linear": is_known_kimi_linear,
     "olmo_hybrid": is_known_olmo_hybrid,
     "mimo_v2_flash": is_known_mimo_v2,

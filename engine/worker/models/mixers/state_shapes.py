@@ -167,4 +167,35 @@ class KimiDeltaShape:
         )
 
 
-StateShape = DeltaNetShape | MambaShape | ShortConvShape | KimiDeltaShape
+@dataclass(frozen=True, slots=True)
+class Mamba1Shape:
+    """A Mamba layer of the first kind, whose decays differ by channel and by number of the state; see
+    ``Mamba1``."""
+
+    num_channels: int
+    state_size: int
+    step_rank: int
+    """The numbers from which a token's time steps are computed."""
+    conv_width: int
+    conv_bias: bool
+    bias: bool
+    """Whether its first and last linear have a bias."""
+
+    def of_rank(self, num_ranks: int) -> Mamba1Shape:
+        """The shape of each rank's part. ConfigError if it cannot be split that way."""
+        return replace(self, num_channels=split("number of Mamba channels,", self.num_channels, num_ranks))
+
+    @property
+    def num_heads(self) -> int:
+        """Each number of each channel's state is a head of one number to Mamba-2's operation."""
+        return self.num_channels * self.state_size
+
+    def state_parts(self, dtype: torch.dtype) -> tuple[StatePart, ...]:
+        """The state per sequence of a model of ``dtype``."""
+        return (
+            StatePart((self.num_channels, self.conv_width - 1), dtype),
+            StatePart((self.num_heads, 1, 1), torch.float32),
+        )
+
+
+StateShape = DeltaNetShape | MambaShape | Mamba1Shape | ShortConvShape | KimiDeltaShape
