@@ -23,6 +23,7 @@ _AROUND = {
         ("<|audio_bos|>", "<|audio_eos|>"),
         ("<|audio_start|>", "<|audio_end|>"),
         ("[BEGIN_AUDIO]", ""),
+        ("<|audio>", "<audio|>"),
     ),
 }
 """Texts before and after a placeholder, of which a model may have one pair."""

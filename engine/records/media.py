@@ -128,6 +128,9 @@ class TokenRule(StrEnum):
     """As many for each window begun: Voxtral."""
     CHUNKS = "chunks"
     """Three convolutions halve the number of frames of each chunk of 100: Qwen3-Omni."""
+    WHOLE_FRAMES = "whole_frames"
+    """Two convolutions halve the number of frames that lie within the clip and half a frame of silence before
+    it: Gemma 4."""
 
 
 class AudioModel(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, tag="audio"):
@@ -149,6 +152,8 @@ class AudioModel(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
     """Samples of a window, for TokenRule.WINDOWS."""
     window_tokens: int = 0
     """Tokens of a window, for TokenRule.WINDOWS."""
+    frame_length: int = 0
+    """Samples of a frame, for TokenRule.WHOLE_FRAMES."""
 
     @property
     def min_samples(self) -> int:
@@ -171,6 +176,9 @@ class AudioModel(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
             case TokenRule.CHUNKS:
                 chunks, frames = divmod(size.num_samples // self.hop_length, 100)
                 return chunks * 13 + _halved(_halved(_halved(frames)))
+            case TokenRule.WHOLE_FRAMES:
+                num_after = size.num_samples + self.frame_length // 2 - (self.frame_length + 1)
+                return _halved(_halved(num_after // self.hop_length + 1))
 
     def token_ids(self, size: MediaSize) -> list[int]:
         """The tokens of a clip: ``token_id`` for each of its embeddings."""

@@ -85,5 +85,7 @@ def _arrays(parts: Sequence[Part]) -> list[Any]:
 
 @contextmanager
 def audio_engine(folder: Path, files: Path, **options: Any) -> Iterator[AudioEngine]:
-    with LLM(str(folder), **{"multiprocess": False, **SIZES, **options}) as llm:
+    with LLM(
+        str(folder), **{"multiprocess": False, **SIZES, "num_gpu_blocks_override": 120, **options}
+    ) as llm:
         yield AudioEngine(llm, files)

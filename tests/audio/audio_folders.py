@@ -84,6 +84,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "max_source_positions": 100,
         },
     },
+    "gemma4": {
+        "text_config": {
+            **_TEXT,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 24,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "pad_token_id": 3,
+            "tie_word_embeddings": False,
+        },
+        "tie_word_embeddings": False,
+        "audio_config": {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "subsampling_conv_channels": [NUM_BINS, 4],
+            "output_proj_dims": 48,
+        },
+        "vision_config": None,
+    },
     "qwen2_5_omni_thinker": {
         "text_config": {**_TEXT, "rope_parameters": _rope(2, 3, 3)},
         "audio_config": {**_WHISPER, "n_window": 10, "output_dim": 64},
@@ -113,6 +135,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 _CLASSES = {
     "qwen2_audio": "Qwen2AudioForConditionalGeneration",
     "voxtral": "VoxtralForConditionalGeneration",
+    "gemma4": "Gemma4ForConditionalGeneration",
     "qwen2_5_omni_thinker": "Qwen2_5OmniThinkerForConditionalGeneration",
     "qwen3_omni_moe_thinker": "Qwen3OmniMoeThinkerForConditionalGeneration",
 }
@@ -131,7 +154,7 @@ def make_audio_folder(to: Path, model_type: str, tokenizer_of: Path, *, seed: in
     tokenizer.chat_template = TEMPLATE
     id_of = tokenizer.convert_tokens_to_ids
     ids = {"audio_token_id": id_of("<|AUDIO|>"), "audio_token_index": id_of("<|AUDIO|>")}
-    if "vision_config" in CONFIGS[model_type]:
+    if CONFIGS[model_type].get("vision_config"):
         ids |= {name: id_of("<|IMAGE|>") for name in ("image_token_id", "image_token_index")}
         ids |= {name: id_of("<|VIDEO|>") for name in ("video_token_id", "video_token_index")}
         ids |= {"audio_start_token_id": id_of("<|audio_bos|>"), "audio_end_token_id": id_of("<|audio_eos|>")}
@@ -152,7 +175,12 @@ def make_audio_folder(to: Path, model_type: str, tokenizer_of: Path, *, seed: in
         "chunk_length": 2,
         "n_fft": 400,
     }
-    if "vision_config" in CONFIGS[model_type]:
+    if model_type == "gemma4":
+        fields = {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "sampling_rate": RATE}
+        processor = {"feature_extractor": {**fields, "feature_size": NUM_BINS, "preemphasis": 0.97}}
+        (to / "processor_config.json").write_text(json.dumps(processor))
+        return to
+    if CONFIGS[model_type].get("vision_config"):
         processor |= {
             "size": {"shortest_edge": 64, "longest_edge": 64 * 64},
             "patch_size": 4,

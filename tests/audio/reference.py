@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoFeatureExtractor
+from transformers import AutoFeatureExtractor, Gemma4AudioFeatureExtractor
 
 from tests.audio.audio_folders import RATE, Clip, class_of
 
@@ -20,6 +20,15 @@ _PADDING: dict[str, dict[str, Any]] = {
 """What the processor of each model type passes to its feature extractor."""
 
 
+def _padded(made: Sequence[Any], name: str, dim: int) -> dict[str, torch.Tensor]:
+    """The features of all clips in one tensor, as long as the longest."""
+    length = max(each[name].shape[dim] for each in made)
+    around = [0, 0] * (made[0][name].dim() - 1 - dim)
+    pad = torch.nn.functional.pad
+    parts = [pad(each[name], (*around, 0, length - each[name].shape[dim])) for each in made]
+    return {name: torch.cat(parts)}
+
+
 class AudioReference:
     """transformers' model of a folder, and its features of clips."""
 
@@ -27,23 +36,22 @@ class AudioReference:
         self.model_type = json.loads((folder / "config.json").read_text())["model_type"]
         self.model = class_of(self.model_type).from_pretrained(folder)
         extractors: Any = AutoFeatureExtractor
-        self.extractor = extractors.from_pretrained(folder)
+        if self.model_type == "gemma4":
+            fields = json.loads((folder / "processor_config.json").read_text())["feature_extractor"]
+            self.extractor: Any = Gemma4AudioFeatureExtractor(**fields)
+        else:
+            self.extractor = extractors.from_pretrained(folder)
 
     def features(self, clips: Sequence[Clip]) -> dict[str, torch.Tensor]:
         """The model's inputs for the clips, each made alone."""
         if self.model_type == "voxtral":
             return {"input_features": torch.cat([self._windows(clip) for clip in clips])}
+        if self.model_type == "gemma4":
+            each = [self.extractor([clip], return_tensors="pt") for clip in clips]
+            return _padded(each, "input_features", 1) | _padded(each, "input_features_mask", 1)
         made = [self._one(clip) for clip in clips]
-        length = max(each["input_features"].shape[2] for each in made)
-        pad = torch.nn.functional.pad
-        return {
-            "input_features": torch.cat(
-                [pad(each["input_features"], (0, length - each["input_features"].shape[2])) for each in made]
-            ),
-            "feature_attention_mask": torch.cat(
-                [pad(each["attention_mask"], (0, length - each["attention_mask"].shape[1])) for each in made]
-            ),
-        }
+        mask = _padded(made, "attention_mask", 1)["attention_mask"]
+        return {**_padded(made, "input_features", 2), "feature_attention_mask": mask}
 
     def _one(self, clip: Clip) -> Any:
         how = _PADDING[self.model_type]

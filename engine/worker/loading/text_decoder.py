@@ -40,7 +40,10 @@ _VISION = {
     **_PROJECTOR,
 }
 """The same for a vision tower: Qwen's is alone, others have a projector."""
-_AUDIO = {**{f"{of}audio_tower.": "audio_tower." for of in _HOLDERS}, **_PROJECTOR}
+_AUDIO = {
+    **{f"{of}{part}": part for of in _HOLDERS for part in ("audio_tower.", "embed_audio.")},
+    **_PROJECTOR,
+}
 """The same for an encoder of audio with a projector."""
 
 

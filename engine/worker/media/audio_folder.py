@@ -11,7 +11,7 @@ import msgspec
 
 from engine.config.engine_config import ModelConfig
 from engine.errors import ModelLoadError
-from engine.media.limits import MAX_CLIP_S
+from engine.media.limits import MAX_CLIP_S, MAX_SAMPLING_RATE
 from engine.records.media import AudioModel, TokenRule
 from engine.worker.loading.model_folder import raw_config
 from engine.worker.loading.text_decoder import thinker_of
@@ -22,12 +22,30 @@ _RULES = {
     "qwen2_5_omni_thinker": TokenRule.HALVED_TWICE,
     "qwen3_omni_moe_thinker": TokenRule.CHUNKS,
     "voxtral": TokenRule.WINDOWS,
+    "gemma4": TokenRule.WHOLE_FRAMES,
 }
-"""The number of tokens of a clip, by model type. All have Whisper's features."""
-_EXTRACTOR = "WhisperFeatureExtractor"
+"""The number of tokens of a clip, by model type. All but Gemma's have Whisper's features."""
+_WHISPER = "WhisperFeatureExtractor"
+_GEMMA = "Gemma4AudioFeatureExtractor"
 _FIELDS = {"feature_size": 80, "sampling_rate": 16_000, "hop_length": 160, "chunk_length": 30, "n_fft": 400}
-"""Fields of the feature extractor, with its defaults."""
-_MOST = {"feature_size": 1024, "sampling_rate": 192_000, "chunk_length": MAX_CLIP_S, "n_fft": 2**16}
+"""Fields of Whisper's feature extractor, with its defaults."""
+_GEMMA_SIZES = {"feature_size": 128, "sampling_rate": 16_000}
+_GEMMA_FIELDS = {
+    "frame_length_ms": 20.0,
+    "hop_length_ms": 10.0,
+    "min_frequency": 0.0,
+    "max_frequency": 8000.0,
+    "preemphasis": 0.0,
+    "input_scale_factor": 1.0,
+    "mel_floor": 1e-3,
+}
+"""Fields of Gemma 4's feature extractor, with its defaults."""
+_GEMMA_SWITCHES = ("preemphasis_htk_flavor", "fft_overdrive")
+_GEMMA_LISTS = ("per_bin_mean", "per_bin_stddev")
+_LARGEST = 100_000
+_GEMMA_SECONDS = 30
+"""The longest clip that Gemma 4's processor does not cut."""
+_MOST = {"feature_size": 1024, "sampling_rate": MAX_SAMPLING_RATE, "chunk_length": MAX_CLIP_S, "n_fft": 2**16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +53,8 @@ class AudioFolder:
     """How a folder's model reads audio."""
 
     model: AudioModel
-    extractor: dict[str, int]
-    """The fields of its feature extractor, Whisper's."""
+    extractor: dict[str, Any]
+    """The fields of its feature extractor."""
 
 
 def read_audio_folder(folder: Path, options: ModelConfig) -> AudioFolder | None:
@@ -47,11 +65,14 @@ def read_audio_folder(folder: Path, options: ModelConfig) -> AudioFolder | None:
     rule = _RULES.get(str(raw.get("model_type")))
     if rule is None or not isinstance(audio, dict) or not options.max_clips:
         return None
-    fields = processor_fields(folder, "feature_extractor", "hop_length")
+    fields = processor_fields(folder, "feature_extractor", "sampling_rate")
     if fields is None:
         return None
-    if (named := fields.get("feature_extractor_type", _EXTRACTOR)) != _EXTRACTOR:
-        raise ModelLoadError(f"feature_extractor_type in {folder} must be {_EXTRACTOR}, got {named!r}.")
+    needed = _GEMMA if rule is TokenRule.WHOLE_FRAMES else _WHISPER
+    if (named := fields.get("feature_extractor_type", needed)) != needed:
+        raise ModelLoadError(f"feature_extractor_type in {folder} must be {needed}, got {named!r}.")
+    if rule is TokenRule.WHOLE_FRAMES:
+        return _gemma_folder(_token_id(raw, folder), fields, audio, folder, options)
     extractor = _extractor(fields, audio, folder)
     # Encoders with absolute positions reach as far as their features are padded.
     most_s = extractor["chunk_length"] if rule is TokenRule.HALVED_TWICE else MAX_CLIP_S
@@ -68,20 +89,67 @@ def read_audio_folder(folder: Path, options: ModelConfig) -> AudioFolder | None:
     return AudioFolder(model, extractor)
 
 
+def _gemma_folder(
+    token_id: int, fields: Mapping[str, Any], audio: Mapping[str, Any], folder: Path, options: ModelConfig
+) -> AudioFolder:
+    """The description for Gemma 4, whose frames are given in milliseconds."""
+    extractor = _gemma_extractor(fields, audio, folder)
+    rate = extractor["sampling_rate"]
+    hop, frame = (round(rate * extractor[f"{name}_length_ms"] / 1000) for name in ("hop", "frame"))
+    model = AudioModel(
+        token_id=token_id,
+        sampling_rate=rate,
+        hop_length=max(1, hop),
+        rule=TokenRule.WHOLE_FRAMES,
+        max_samples=rate * _GEMMA_SECONDS,
+        max_count=options.max_clips,
+        frame_length=frame,
+    )
+    return AudioFolder(model, extractor)
+
+
+def _gemma_extractor(fields: Mapping[str, Any], audio: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The fields of Gemma 4's feature extractor that decide on features. Raises ModelLoadError."""
+    found: dict[str, Any] = {
+        name: whole_number(fields, name, default, folder) for name, default in _GEMMA_SIZES.items()
+    }
+    _check_most(found, folder)
+    num_bins = found["feature_size"]
+    _check_bins(num_bins, (audio.get("subsampling_conv_channels") or [128])[0], folder)
+    for name, default in _GEMMA_FIELDS.items():
+        found[name] = value = fields.get(name, default)
+        if type(value) not in (int, float) or not 0 <= value <= _LARGEST:
+            raise ModelLoadError(
+                f"{name} in the configs of {folder} must be from 0 to {_LARGEST}, got {value!r}."
+            )
+    for name in _GEMMA_LISTS:
+        found[name] = values = fields.get(name)
+        if values is not None and (not isinstance(values, list) or len(values) != num_bins):
+            raise ModelLoadError(f"{name} in the configs of {folder} must be {num_bins} numbers.")
+    return found | {name: bool(fields[name]) for name in _GEMMA_SWITCHES if name in fields}
+
+
 def _extractor(fields: Mapping[str, Any], audio: Mapping[str, Any], folder: Path) -> dict[str, int]:
     """The fields of Whisper's feature extractor that decide on features. Raises ModelLoadError."""
     found = {name: whole_number(fields, name, default, folder) for name, default in _FIELDS.items()}
-    for name, most in _MOST.items():
-        if found[name] > most:
-            raise ModelLoadError(
-                f"{name} in the configs of {folder} must be at most {most}, got {found[name]}."
-            )
-    num_bins = whole_number(audio, "num_mel_bins", found["feature_size"], folder)
-    if found["feature_size"] != num_bins:
-        raise ModelLoadError(
-            f"The features of {folder} have {found['feature_size']} numbers; its encoder reads {num_bins}."
-        )
+    _check_most(found, folder)
+    _check_bins(found["feature_size"], audio.get("num_mel_bins", found["feature_size"]), folder)
     return found
+
+
+def _check_most(sizes: Mapping[str, int], folder: Path) -> None:
+    for name, most in _MOST.items():
+        if sizes.get(name, 0) > most:
+            raise ModelLoadError(
+                f"{name} in the configs of {folder} must be at most {most}, got {sizes[name]}."
+            )
+
+
+def _check_bins(of_features: int, of_encoder: object, folder: Path) -> None:
+    if of_features != of_encoder:
+        raise ModelLoadError(
+            f"The features of {folder} have {of_features} numbers; its encoder reads {of_encoder}."
+        )
 
 
 def _token_id(raw: Mapping[str, Any], folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""The encoder of audio: transformers' own, with the folder's weights and Whisper's features."""
+"""The encoder of audio: transformers' own, with the folder's weights, and its features."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ class AudioTower(ABC):
     """Encodes clips, one by one: what a clip becomes does not depend on others."""
 
     def __init__(self, module: PreTrainedModel, folder: AudioFolder, device: torch.device) -> None:
-        from transformers import WhisperFeatureExtractor
-
-        extractor: Any = WhisperFeatureExtractor
-
         self.model = folder.model
         self._module: Any = module.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
         self._device = device
-        self._extractor = extractor(**folder.extractor)
+        self._extractor = self._extractor_class()(**folder.extractor)
+
+    @staticmethod
+    def _extractor_class() -> Any:
+        """The class of its feature extractor."""
+        from transformers import WhisperFeatureExtractor
+
+        return WhisperFeatureExtractor
 
     @torch.inference_mode()
     def encode(self, clip: Clip) -> torch.Tensor:
@@ -112,3 +115,21 @@ class PaddedOmniTower(OmniTower):
 
     def _more(self, length: torch.Tensor) -> dict[str, Any]:
         return {"aftercnn_lens": self._module._get_feat_extract_output_lengths(length)[0]}
+
+
+class MaskedTower(AudioTower):
+    """Gemma 4's, whose features are masked where frames are not whole."""
+
+    @staticmethod
+    def _extractor_class() -> Any:
+        from transformers import Gemma4AudioFeatureExtractor
+
+        return Gemma4AudioFeatureExtractor
+
+    def _encode(self, clip: Clip) -> torch.Tensor:
+        made = self._extractor([clip], return_tensors="pt")
+        features = made["input_features"].to(self._device, self._module.dtype)
+        mask = made["input_features_mask"].to(self._device)
+        output = self._module.get_audio_features(features, mask, return_dict=True)
+        encoded: torch.Tensor = output.pooler_output[output.attention_mask]
+        return encoded

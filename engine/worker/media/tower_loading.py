@@ -21,7 +21,14 @@ from engine.worker.loading.model_folder import read_by_transformers
 from engine.worker.loading.text_decoder import audio_name, lone_audio_name, vision_name
 from engine.worker.loading.transformers_loader import no_progress_bars
 from engine.worker.media.audio_folder import AudioFolder
-from engine.worker.media.audio_tower import AudioTower, OmniTower, PaddedOmniTower, PaddedTower, WindowTower
+from engine.worker.media.audio_tower import (
+    AudioTower,
+    MaskedTower,
+    OmniTower,
+    PaddedOmniTower,
+    PaddedTower,
+    WindowTower,
+)
 from engine.worker.media.picture_folder import QWEN_TYPES, PictureFolder
 from engine.worker.media.vision_tower import PatchTower, VisionTower, WholeTower
 from engine.worker.models.decoder import Decoder
@@ -42,6 +49,7 @@ _TOWERS = {
 _AUDIO: dict[str, tuple[str, type[AudioTower]]] = {
     "qwen2_audio": ("Qwen2AudioModel", PaddedTower),
     "voxtral": ("VoxtralModel", WindowTower),
+    "gemma4": ("Gemma4Model", MaskedTower),
     "qwen2_5_omni_thinker": ("Qwen2_5OmniAudioEncoder", PaddedOmniTower),
     "qwen3_omni_moe_thinker": ("Qwen3OmniMoeAudioEncoder", OmniTower),
 }
@@ -70,7 +78,7 @@ def load_audio_tower(plan: LoadPlan, folder: AudioFolder, decoder: Decoder) -> A
         module = _module(own, config.audio_config, plan, lone_audio_name)
         _check_size(plan, config.audio_config.output_dim, "encoder of audio", decoder)
     else:
-        module = _module(own, _without_decoder(config), plan, audio_name)
+        module = _module(own, _without_vision(_without_decoder(config)), plan, audio_name)
     return tower(module, folder, plan.device)
 
 
@@ -113,6 +121,15 @@ def _without_decoder(config: Any) -> Any:
     text.pad_token_id = None
     if getattr(text, "layer_types", None):
         text.layer_types = []
+    if getattr(text, "hidden_size_per_layer_input", None):
+        text.hidden_size_per_layer_input = 0
+    return small
+
+
+def _without_vision(small: Any) -> Any:
+    """The same config without a vision tower."""
+    if getattr(small, "vision_config", None) is not None:
+        small.vision_config = None
     return small
 
 

@@ -185,8 +185,6 @@ class Decoder(nn.Module):
         """See CausalModel.forward."""
         x = self.stage_input(input_ids)
         media = self.media
-        if media is not None:
-            x = media.put_into(x)
         angles = self.angles_of(positions, x.dtype)
         for index, (layer, kind) in enumerate(zip(self.layers, self.rope_kinds, strict=True)):
             x = layer(x, *angles[kind], attention)
@@ -221,15 +219,20 @@ class Decoder(nn.Module):
         return x.new_empty((len(sample_rows), self.shape.vocab_size))
 
     def embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """The input of the model's first layer: [num_tokens, hidden_size]. Inputs that layers have of their
-        own are kept for them."""
+        """The input of the model's first layer: [num_tokens, hidden_size], with the step's pictures and
+        clips. Inputs that layers have of their own are kept for them."""
         assert self.embedding is not None, "only the first stage embeds"
         x: torch.Tensor = self.embedding(input_ids)
         scale = self.shape.embedding_scale
         if scale != 1.0:
             x = x * torch.tensor(scale, dtype=x.dtype).item()
-        if self.layer_inputs is not None:
-            self.values.layer_inputs = self.layer_inputs(input_ids, x)
+        media = self.media
+        if media is not None:
+            x = media.put_into(x)
+        if self.layer_inputs is not None and self.shape.layer_inputs is not None:
+            media_id = self.shape.layer_inputs.media_id
+            ids = input_ids if media is None else media.replaced(input_ids, media_id)
+            self.values.layer_inputs = self.layer_inputs(ids, x)
         return x
 
     def angles_of(

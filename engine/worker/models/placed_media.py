@@ -21,6 +21,10 @@ class PlacedMedia:
         """Replace the embeddings of these tokens in place; x [num_tokens, hidden_size]"""
         return x.index_copy_(0, self.rows, self.outputs[:, : x.shape[1]].to(x.dtype))
 
+    def replaced(self, input_ids: torch.Tensor, token_id: int) -> torch.Tensor:
+        """The tokens [num_tokens], with this one in place of these."""
+        return input_ids.index_fill(0, self.rows, token_id)
+
     def add_to(self, x: torch.Tensor, layer: int) -> torch.Tensor:
         """Add a layer's additions, if there are any, to its output x [num_tokens, hidden_size] in place."""
         size = x.shape[1]

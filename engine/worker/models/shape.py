@@ -282,6 +282,8 @@ class LayerInputShape:
     vocab_size: int
     size: int
     """The numbers of a token's embedding for one layer."""
+    media_id: int = 0
+    """The token whose embedding the tokens of pictures and clips have here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,9 @@ def gemma4_shape(config: Any) -> DecoderShape:
     windows = layer_windows(config)
     own = [layer for layer, mode in enumerate(config.kv_sharing_modes) if mode != "reuse"]
     size = config.hidden_size_per_layer_input
-    inputs = LayerInputShape(config.vocab_size_per_layer_input, size) if size else None
+    inputs = (
+        LayerInputShape(config.vocab_size_per_layer_input, size, config.pad_token_id or 0) if size else None
+    )
     return replace(
         plain,
         qkv_bias=biased,
