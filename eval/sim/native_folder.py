@@ -38,7 +38,7 @@ def _model_shape(folder: Path, shape: DecoderShape) -> ModelShape:
     dense = [mlp for mlp in shape.mlps if isinstance(mlp, DenseShape)]
     sparse = [mlp for mlp in shape.mlps if isinstance(mlp, SparseShape)]
     experts = sparse[0] if sparse else None
-    has_square = any(mlp.squared for mlp in dense) or any(mlp.squared for mlp in sparse)
+    has_square = any(mlp.squared or mlp.by_xielu for mlp in dense) or any(mlp.squared for mlp in sparse)
     is_odd = bool(shape.layer_heads or shape.layer_inputs or has_square)
     is_partial = len(dense) + len(sparse) < shape.num_layers
     if is_odd or is_partial or (experts and experts.shared_size % experts.expert_size):

@@ -474,6 +474,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "tie": True,
         "extra_config": {**_LATENT, "q_lora_rank": 24},
     },
+    "apertus": {"family": "apertus", "extra_config": {"attention_bias": True}},
+    "cohere2": {
+        "family": "cohere2",
+        "tie": True,
+        "extra_config": {
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "logit_scale": 0.25,
+        },
+    },
+    "minicpm3": {
+        "family": "minicpm3",
+        "num_layers": 3,
+        "tie": True,
+        "extra_config": {**_LATENT, "q_lora_rank": 24, "scale_emb": 3, "dim_model_base": 48},
+    },
     "arcee": {"family": "arcee", "head_dim": 24, "extra_config": {"mlp_bias": True, "attention_bias": True}},
     "ministral3": {
         "family": "ministral3",
@@ -762,7 +778,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 MODEL_NAMES = tuple(VARIANTS)
 TWO_TABLES = (
     *("qwen2-window", "gemma2", "gemma3", "gpt-oss", "smollm3", "dots1", "olmo3", "exaone4"),
-    *("exaone-moe", "mellum", "gemma4", "gemma4-small", "mimo-v2-flash", "lfm3"),
+    *("exaone-moe", "mellum", "gemma4", "gemma4-small", "mimo-v2-flash", "lfm3", "cohere2"),
 )
 """Models that have windows in some layers."""
 WITH_STATES = (

@@ -33,7 +33,7 @@ MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
 _GEMMA = ("gemma2", "gemma3_text", "gemma4_text")
 _DENSE = (
     *("llama", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3", "granite"),
-    *("olmo3", "exaone4", "ernie4_5", "glm4", "phi3", "arcee", "ministral3"),
+    *("olmo3", "exaone4", "ernie4_5", "glm4", "phi3", "arcee", "ministral3", "apertus", "cohere2"),
 )
 _SPARSE = (
     *("qwen2_moe", "qwen3_moe", "mixtral", "glm4_moe", "gpt_oss", "llama4_text"),
@@ -42,7 +42,10 @@ _SPARSE = (
 )
 _FUSED = ("gpt_oss", "llama4_text", "mistral4", "gemma4_text")
 """Families that are also published with the experts of a layer in one tensor."""
-_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "mistral4", "deepseek_v32", "glm_moe_dsa")
+_LATENT = (
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "mistral4", "deepseek_v32", "glm_moe_dsa"),
+    "minicpm3",
+)
 _WITH_STATES = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h"),
     *("lfm2", "lfm2_moe", "lfm3", "bamba", "olmo_hybrid", "falcon_h1", "jamba"),
@@ -56,18 +59,8 @@ FAMILIES = (
 _GROUPED_QUERY = frozenset({*_DENSE, "phi", "olmo2", *_GEMMA, *_SPARSE, *_WITH_STATES})
 _HEADS_OF_HIDDEN = (
     *("qwen2", "qwen2_moe", "smollm3", "granite", "granitemoe", "granitemoeshared"),
-    *(
-        "olmo3",
-        "exaone4",
-        "exaone_moe",
-        "phi3",
-        "lfm2",
-        "lfm2_moe",
-        "bamba",
-        "olmo_hybrid",
-        "falcon_h1",
-        "jamba",
-    ),
+    *("olmo3", "exaone4", "exaone_moe", "phi3", "lfm2", "lfm2_moe", "bamba"),
+    *("olmo_hybrid", "falcon_h1", "jamba", "apertus", "cohere2"),
 )
 """Families whose heads share the hidden size."""
 _OWN_HEAD_DIM = frozenset({*_DENSE, *_GEMMA, *_SPARSE, *_WITH_STATES}.difference(_HEADS_OF_HIDDEN))
@@ -75,6 +68,8 @@ _CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 """Buffers that a checkpoint holds, always in fp32."""
 _SCALARS = "layer_scalar"
 """Buffers that a checkpoint holds in the model's type."""
+_CONSTANTS = {"act_fn.beta": 0.5, "act_fn.eps": -1e-6}
+"""Buffers that a checkpoint holds although they never differ."""
 
 _PUBLISHED = {
     "hy_v3": (
@@ -184,6 +179,9 @@ def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype, see
         if name.endswith(_CORRECTIONS):
             tensor = _random_tensor(name, buffer.shape, False, generator)
             tensors |= _as_published(name, tensor, str(model.config.model_type))
+        constant = next((value for end, value in _CONSTANTS.items() if name.endswith(end)), None)
+        if constant is not None:
+            tensors[name] = torch.tensor(constant, dtype=dtype)
         if name.endswith(_SCALARS):
             tensors[name] = _random_tensor(name, buffer.shape, False, generator).to(dtype)
     if shards == 1:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 _FUSED_EXPERTS = (".experts.gate_up_proj", ".block_sparse_moe.input_linear.weight", ".experts.up_proj")
+_CONSTANTS = ("rotary_emb.inv_freq", "act_fn.beta", "act_fn.eps")
 _PREDICTORS = ("mtp.", "model.mtp.", "model.mtp_")
 """Layers for multi-token prediction, where they have names of their own."""
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
@@ -273,7 +274,8 @@ class Decoder(nn.Module):
         """Whether a checkpoint may hold this tensor although this rank does not use it."""
         # Tied models may contain a copy of the embedding, old checkpoints their rope frequencies.
         # Layers for multi-token prediction may have separate names.
-        if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq") or name.startswith(_PREDICTORS):
+        # Checkpoints hold the constants of activations.
+        if name == "lm_head.weight" or name.endswith(_CONSTANTS) or name.startswith(_PREDICTORS):
             return True
         if not self.is_whole and name == "model.embed_tokens.weight":
             return True

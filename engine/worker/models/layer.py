@@ -27,7 +27,7 @@ from engine.worker.models.mixers.state_shapes import (
     Mamba1Shape,
     ShortConvShape,
 )
-from engine.worker.models.mlp import GatedMLP, SquaredMLP
+from engine.worker.models.mlp import GatedMLP, SquaredMLP, XieluMLP
 from engine.worker.models.moe import MixtureOfExperts
 from engine.worker.models.norms import normed
 from engine.worker.models.shape import DecoderShape, DenseShape, MLPShape, PairShape
@@ -59,7 +59,7 @@ class DecoderLayer(nn.Module):
         self.input_norm = build.parameter(size) if of_inputs and mixes else None
         self.attention = build_mixer(shape, index, build, values) if mixes else None
         self.attention_output_norm = build.parameter(size) if of_outputs else None
-        has_norm = of_inputs and mlp and not isinstance(mlp, PairShape)
+        has_norm = of_inputs and mlp and not isinstance(mlp, PairShape) and not shape.parallel_mlps
         self.post_attention_norm = build.parameter(size) if has_norm else None
         self.mlp_output_norm = build.parameter(size) if of_outputs else None
         self.mlp = None if mlp is None else _build_mlp(shape, mlp, build)
@@ -68,6 +68,12 @@ class DecoderLayer(nn.Module):
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
     ) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
+        if self._shape.parallel_mlps:
+            assert self.attention is not None
+            assert self.mlp is not None
+            normed_x = self._norm(x, self.input_norm)
+            beside: torch.Tensor = x + self.attention(normed_x, cos, sin, attention) + self.mlp(normed_x)
+            return beside
         if self.attention is not None:
             attended = self.attention(self._norm(x, self.input_norm), cos, sin, attention)
             x = x + self._scaled(self._norm(attended, self.attention_output_norm))
@@ -137,9 +143,9 @@ def build_mixer(shape: DecoderShape, index: int, build: Builder, values: StepVal
 
 def _build_mlp(
     shape: DecoderShape, mlp: MLPShape, build: Builder
-) -> GatedMLP | SquaredMLP | MixtureOfExperts | DenseAndSparse:
+) -> GatedMLP | SquaredMLP | XieluMLP | MixtureOfExperts | DenseAndSparse:
     if isinstance(mlp, DenseShape):
-        kind = SquaredMLP if mlp.squared else GatedMLP
+        kind = SquaredMLP if mlp.squared else XieluMLP if mlp.by_xielu else GatedMLP
         return kind(shape.hidden_size, mlp, build)
     if isinstance(mlp, PairShape):
         return DenseAndSparse(shape, mlp, build)

@@ -1,14 +1,18 @@
-"""A decoder's MLPs: with a gate, or with a square."""
+"""A decoder's MLPs: with a gate, with a square, or with xIELU."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.functional import gelu, relu, silu
+from torch.nn.functional import gelu, relu, silu, softplus
 
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.builder import Builder
 from engine.worker.models.shape import DenseShape
+
+_XIELU_BETA = 0.5
+_XIELU_EPS = -1e-6
+"""Constants of xIELU, which checkpoints may hold, too."""
 
 
 class SquaredMLP(nn.Module):
@@ -37,6 +41,31 @@ class SquaredMLP(nn.Module):
         if self.down.bias is not None:
             parts["down_proj.bias"] = TensorPart(self.down.bias)
         return parts
+
+
+class XieluMLP(SquaredMLP):
+    """``down(xielu(up))`` (arXiv:2411.13010), or a rank's part of it."""
+
+    def __init__(self, hidden_size: int, shape: DenseShape, build: Builder) -> None:
+        super().__init__(hidden_size, shape, build)
+        self.above = build.parameter(1)
+        self.below = build.parameter(1)
+        """Slopes above and below zero, before softplus."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape"""
+        output: torch.Tensor = self.down(self._xielu(self.up(x)))
+        return output
+
+    def _xielu(self, x: torch.Tensor) -> torch.Tensor:
+        above = softplus(self.above) * x * x + _XIELU_BETA * x
+        below = (torch.expm1(x.clamp(max=_XIELU_EPS)) - x) * (_XIELU_BETA + softplus(self.below))
+        return torch.where(x > 0, above, below + _XIELU_BETA * x)
+
+    def checkpoint_parts(self) -> dict[str, TensorPart]:
+        """The checkpoint's tensor names, each with its part and the parameter that it fills."""
+        slopes = {"act_fn.alpha_p": TensorPart(self.above), "act_fn.alpha_n": TensorPart(self.below)}
+        return super().checkpoint_parts() | slopes
 
 
 class GatedMLP(nn.Module):

@@ -24,6 +24,8 @@ class DenseShape:
     """Whether a checkpoint has gates and ups in one tensor."""
     squared: bool = False
     """Whether it has no gate: ``down(relu(up) ** 2)``."""
+    by_xielu: bool = False
+    """Whether it has no gate, but xIELU, whose slopes are learned: ``down(xielu(up))``."""
     gate_scale: float = 1.0
     """A factor of gates, before SiLU; not with GELU or a square."""
     output_scale: float = 1.0
@@ -369,6 +371,10 @@ class DecoderShape:
     """Whether the inputs of attention and MLP are normalized."""
     output_norms: bool = False
     """Whether the outputs of attention and MLP are normalized before they are added."""
+    mean_norms: bool = False
+    """Whether norms subtract the mean first (layer norm, without a bias)."""
+    parallel_mlps: bool = False
+    """Whether a layer's MLP reads the same normalized input as its attention, and both outputs are added."""
     output_normed: tuple[bool, ...] = ()
     """Whether each layer normalizes these outputs instead of the inputs; empty: all do the same, as the two
     before say."""
@@ -500,19 +506,21 @@ class DecoderShape:
     @property
     def is_compiled(self) -> bool:
         """Whether compiled CPU steps support it: all but latents, heads that differ, normalized values,
-        numbers and embeddings of layers, a mixed rope, growing queries, states, squares, gated shared
-        experts, corrections of softmax routers, factors of residuals and logits, norms of all heads, missing
-        norms, and ropes of neighbors."""
+        numbers and embeddings of layers, a mixed rope, growing queries, states, MLPs without gates or beside
+        attention, gated shared experts, corrections of softmax routers, factors of residuals and logits,
+        norms of all heads or of means, missing norms, and ropes of neighbors."""
         sparse = [mlp for mlp in self.mlps if isinstance(mlp, SparseShape)]
         has_gate = any(mlp.gated_share or mlp.routing.corrected for mlp in sparse)
         has_square = any(not isinstance(mlp, PairShape) and mlp and mlp.squared for mlp in self.mlps)
+        has_xielu = any(isinstance(mlp, DenseShape) and mlp.by_xielu for mlp in self.mlps)
+        is_parallel = self.mean_norms or self.parallel_mlps
         is_other = (
             self.head_gates or self.unit_values or self.layer_scalars or self.layer_inputs or self.layer_heads
         )
         is_scaled = self.residual_scale != 1.0 or self.logit_divisor != 1.0
         has_attention = self.latent is None and self.mixed_rope is None and not any(self.states)
         is_llama = self.input_norms and not self.norms_all_heads and not self.neighbor_rope
-        has_known_mlps = not has_gate and not has_square
+        has_known_mlps = not has_gate and not has_square and not has_xielu and not is_parallel
         is_known = has_attention and has_known_mlps and self.query_growth is None
         return is_known and is_llama and not is_scaled and not is_other and not self.wide_rope
 

@@ -21,14 +21,14 @@ from tests.worker.conftest import VARIANTS
 OF_FOLDERS = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "phi3", "dots1", "solar-open")
 NEARLY = (
     *("glm4-moe-lite", "minimax-m2", "gpt-oss", "gemma3", "qwen3.5", "hy-v3", "olmo3", "granite3"),
-    *("ministral3", "ernie4.5-moe", "mistral4", "olmo-hybrid-nope"),
+    *("ministral3", "ernie4.5-moe", "mistral4", "olmo-hybrid-nope", "cohere2", "minicpm3"),
 )
 """Models with parameters that the simulator leaves out: norms of heads and outputs, biases, sinks."""
 
 
 NOT_KNOWN = (
     *("nemotron-h", "lfm2", "lfm3", "bamba", "kimi-linear", "arcee", "gemma4", "gemma4-small"),
-    *("mimo-v2-flash", "deepseek-v3.2", "olmo-hybrid", "falcon-h1", "jamba"),
+    *("mimo-v2-flash", "deepseek-v3.2", "olmo-hybrid", "falcon-h1", "jamba", "apertus"),
 )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from engine.worker.models.families.apertus import apertus_shape, is_known_apertus
 from engine.worker.models.families.arcee import arcee_shape, is_known_arcee
 from engine.worker.models.families.bamba import bamba_shape, is_known_bamba
+from engine.worker.models.families.cohere2 import cohere2_shape
 from engine.worker.models.families.deepseek_v2 import (
     deepseek_v2_shape,
     is_known_deepseek_v2,
@@ -47,6 +49,7 @@ from engine.worker.models.families.llama import llama_shape
 from engine.worker.models.families.llama4 import is_known_llama4, llama4_shape
 from engine.worker.models.families.mellum import mellum_shape
 from engine.worker.models.families.mimo_v2_flash import is_known_mimo_v2, mimo_v2_shape
+from engine.worker.models.families.minicpm3 import is_known_minicpm3, minicpm3_shape
 from engine.worker.models.families.minimax_m2 import minimax_m2_shape
 from engine.worker.models.families.ministral3 import is_known_ministral3, ministral3_shape
 from engine.worker.models.families.mistral import mistral_shape
@@ -85,7 +88,10 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "qwen3_omni_moe_text": qwen3_moe_shape,
     "qwen2_moe": qwen2_moe_shape,
     "seed_oss": seed_oss_shape,
+    "apertus": apertus_shape,
     "arcee": arcee_shape,
+    "cohere2": cohere2_shape,
+    "minicpm3": minicpm3_shape,
     "ministral3": ministral3_shape,
     "olmo3": olmo3_shape,
     "exaone4": exaone4_shape,
@@ -141,7 +147,9 @@ _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "glm4_moe_lite": is_known_glm4_moe_lite,
     "youtu": is_known_youtu,
     "hy_v3": is_known_hy_v3,
+    "apertus": is_known_apertus,
     "arcee": is_known_arcee,
+    "minicpm3": is_known_minicpm3,
     "ernie4_5_moe": is_known_ernie4_5_moe,
     "ministral3": is_known_ministral3,
     "mistral4": is_known_mistral4,
