@@ -330,6 +330,12 @@ def _add_server_flags(group: FlagGroup) -> None:
     group.add("port", "Port to listen on; 0: any free port", int, "PORT")
     group.add("uds", "Unix domain socket to listen on instead of a port", metavar="PATH")
     group.add_switch("dashboard", "Serve a live view of jobs, pins, blocks and decisions at /dashboard")
+    group.add_names(
+        "job_headers",
+        "More request headers that name the job, for gateways and clients with names of their own "
+        "(default: none; docs/api.md lists the known ones)",
+        "NAMES",
+    )
     group.add_switch("receipts", "Report cached, pinned and recomputed tokens of each turn in usage")
     group.add("keep_alive_s", "Close idle HTTP connections after this many seconds", int, "SECONDS")
     group.add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from engine.tool_parsers.formats import ReplyFormat, load_plugin
 
 DefaultThinking = Literal["off", "on", "template"]
 DEFAULT_THINKING: tuple[str, ...] = get_args(DefaultThinking)
+
+_HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,100}")
+"""The name of a header, in lower case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +160,8 @@ class ServerConfig:
     template."""
     trust_request_chat_template: bool = False
     """Whether requests may contain a chat template. A template is a program, and may run forever."""
+    job_headers: tuple[str, ...] = ()
+    """Names of more headers, in lower case, whose value names the job of a request."""
     receipts: bool = True
     """Whether ``usage`` holds a receipt: the cached, recomputed and pinned KV of the turn's job."""
     dashboard: bool = True
@@ -187,6 +193,9 @@ class ServerConfig:
             raise ConfigError(
                 f"messages_default_thinking must be one of {known}, got {self.messages_default_thinking!r}."
             )
+        for name in self.job_headers:
+            if not _HEADER.fullmatch(name):
+                raise ConfigError(f"job_headers must be names of headers in lower case, got {name!r}.")
         self.reply_format(chat_template=None)
         if self.keep_alive_s < 0 or self.shutdown_grace_s < 0:
             raise ConfigError("keep_alive_s and shutdown_grace_s must not be negative.")

@@ -34,9 +34,12 @@ ORDER: list[tuple[str, Said]] = [
     ("x-opencode-session", ({"x-opencode-session": "11"}, ClientIdentity())),
     ("X-Session-Affinity", ({"X-Session-Affinity": "12"}, ClientIdentity())),
     ("X-Correlation-ID", ({"X-Correlation-ID": "13"}, ClientIdentity())),
-    ("prompt_cache_key", ({}, ClientIdentity(prompt_cache_key="14"))),
-    ("conversation", ({}, ClientIdentity(conversation="15"))),
-    ("previous response", ({}, ClientIdentity(previous_job_id="16"))),
+    ("X-Dynamo-Session-ID", ({"X-Dynamo-Session-ID": "14"}, ClientIdentity())),
+    ("X-SMG-Routing-Key", ({"X-SMG-Routing-Key": "15"}, ClientIdentity())),
+    ("x-aibrix-session-key", ({"x-aibrix-session-key": "16"}, ClientIdentity())),
+    ("prompt_cache_key", ({}, ClientIdentity(prompt_cache_key="17"))),
+    ("conversation", ({}, ClientIdentity(conversation="18"))),
+    ("previous response", ({}, ClientIdentity(previous_job_id="19"))),
 ]
 
 
@@ -154,3 +157,22 @@ def test_the_tenant_is_the_user_else_the_owner_of_the_key() -> None:
     assert bearer != job({"X-Api-Key": "other"})
     assert job({"X-Api-Key": "secret"}, ClientIdentity(tenant="ann")).tenant == "ann"
     assert job({}).tenant is None
+
+
+def test_operators_name_headers_of_their_own() -> None:
+    """They count before all other headers, and after what the body says."""
+    headers = Headers({"X-Our-Run": "a", "X-Session-ID": "b"})
+    assert identify(headers, ClientIdentity()).job_id == "b"
+    assert identify(headers, ClientIdentity(), ("x-our-run",)).job_id == "a"
+    assert identify(headers, ClientIdentity(session_id="c"), ("x-our-run",)).job_id == "c"
+
+
+def test_a_gateways_flow_is_a_tenant_and_its_final_turn_the_last() -> None:
+    """A flow is made of many jobs, and gives way to the body's user."""
+    flow = {"X-LLM-D-Inference-Fairness-ID": "team-a", "Authorization": "Bearer k"}
+    assert (job(flow).tenant, job(flow).job_id) == ("team-a", None)
+    assert job({"X-Gateway-Inference-Fairness-ID": "team-b"}).tenant == "team-b"
+    assert job(flow, ClientIdentity(tenant="ann")).tenant == "ann"
+    assert job({"X-Dynamo-Session-ID": "s", "X-Dynamo-Session-Final": "true"}).is_last_step
+    assert not job({"X-Dynamo-Session-ID": "s", "X-Dynamo-Session-Final": "false"}).is_last_step
+    assert job({"X-Session-Token": "cG9kLTE="}).job_id is None, "the name of a pod"

@@ -26,7 +26,7 @@ MAX_USER_ID_CHARS = 4096
 """Maximum length of ``metadata.user_id``, which may be JSON with a session in it."""
 MIN_DEADLINE_S = 0.001
 MAX_DEADLINE_S = 86_400
-LAST_STEP_HEADER = "x-is-last-step"
+LAST_STEP_HEADERS = ("x-is-last-step", "x-dynamo-session-final")
 
 SESSION_HEADERS = ("x-session-id",)
 CLAUDE_CODE_HEADERS = ("x-claude-code-session-id",)
@@ -42,6 +42,12 @@ CLIENT_HEADERS = (
     "x-correlation-id",
 )
 """Headers of Codex (session and thread), OpenCode and load generators; the first one present is used."""
+GATEWAY_HEADERS = ("x-dynamo-session-id", "x-smg-routing-key", "x-aibrix-session-key")
+"""Session headers of gateways: Dynamo 1.6, SGLang's model gateway, AIBrix (its pull request 2742). Not
+``x-session-token`` of llm-d's session affinity: it is the name of a pod, which all its sessions send."""
+TENANT_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+"""Headers of llm-d's router and of the Gateway API inference extension with the flow that shares fairly: a
+user or a tenant, with many jobs."""
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 """W3C's format, version 00. Later versions may append fields."""
@@ -86,13 +92,14 @@ def request_context(
     *,
     separates_owners: bool = False,
     keeps_alive: bool = True,
+    job_headers: tuple[str, ...] = (),
 ) -> RequestContext:
     """Returns the context of a request, which goes to the core unchanged; RequestError as in ``identify``.
 
     ``separates_owners``: owners of API keys share no cached prefixes, so the salt includes the owner.
-    ``keeps_alive``: a stream sends keep-alives while it waits.
+    ``keeps_alive``: a stream sends keep-alives while it waits. ``job_headers``: see ``identify``.
     """
-    job = identify(headers, identity)
+    job = identify(headers, identity, job_headers)
     if not (identity.streams and keeps_alive):
         job = msgspec.structs.replace(job, is_silent=True)
     salt = identity.cache_salt
@@ -102,15 +109,17 @@ def request_context(
     return RequestContext(job=job, priority=identity.priority or 0, cache_salt=salt)
 
 
-def identify(headers: Mapping[str, str], identity: ClientIdentity) -> JobRef:
+def identify(
+    headers: Mapping[str, str], identity: ClientIdentity, job_headers: tuple[str, ...] = ()
+) -> JobRef:
     """Returns the job of a turn, with the id None if the request names none. ``headers``: lower-case names,
-    or a case-insensitive mapping.
+    or a case-insensitive mapping. ``job_headers``: the operator's own names of session headers.
 
     RequestError for a field of the wrong type or length. Headers are not validated, since proxies add them
     too: a long value is hashed.
     """
     xargs = _mapping(identity.xargs, "vllm_xargs")
-    job_id = next(_ids(headers, identity, xargs), None)
+    job_id = next(_ids(headers, identity, xargs, job_headers), None)
     return JobRef(
         None if job_id is None else owned_id(headers, job_id),
         _is_last_step(headers, identity, xargs),
@@ -122,18 +131,25 @@ def identify(headers: Mapping[str, str], identity: ClientIdentity) -> JobRef:
     )
 
 
-def _ids(headers: Mapping[str, str], identity: ClientIdentity, xargs: Mapping[str, object]) -> Iterator[str]:
+def _ids(
+    headers: Mapping[str, str],
+    identity: ClientIdentity,
+    xargs: Mapping[str, object],
+    job_headers: tuple[str, ...],
+) -> Iterator[str]:
     """Yields all ids that the request names, in order of precedence."""
     user_id = _text(identity.metadata_user_id, "metadata.user_id", MAX_USER_ID_CHARS)
     yield from _known(
         _own_id(identity.job_id, "job_id"),
         _own_id(xargs.get("job_id"), "vllm_xargs.job_id"),
         _text(identity.session_id, "session_id"),
+        _from_headers(headers, job_headers),
         _from_headers(headers, SESSION_HEADERS),
         _text(xargs.get("session_id"), "vllm_xargs.session_id"),
         _from_headers(headers, CLAUDE_CODE_HEADERS),
         _session_of(user_id),
         _from_headers(headers, CLIENT_HEADERS),
+        _from_headers(headers, GATEWAY_HEADERS),
         _text(identity.prompt_cache_key, "prompt_cache_key"),
         _conversation(identity.conversation),
         identity.previous_job_id,
@@ -222,7 +238,7 @@ def _is_last_step(headers: Mapping[str, str], identity: ClientIdentity, xargs: M
             if not isinstance(value, bool | int):
                 raise _fault(field, "must be true or false")
             return bool(value)
-    return headers.get(LAST_STEP_HEADER, "").strip().lower() in _TRUE
+    return any(headers.get(name, "").strip().lower() in _TRUE for name in LAST_STEP_HEADERS)
 
 
 def _deadline_s(identity: ClientIdentity, xargs: Mapping[str, object]) -> float | None:
@@ -339,11 +355,12 @@ def owned_id(headers: Mapping[str, str], job_id: str) -> str:
 
 
 def _tenant(headers: Mapping[str, str], identity: ClientIdentity) -> str | None:
-    """The tenant: the owner of the API key, else the ``user`` field, else a hash of the key. A ``user``
-    cannot use the name of an owner."""
+    """The tenant: the owner of the API key, else the ``user`` field, else a gateway's flow, else a hash of
+    the key. Neither a ``user`` nor a flow can use the name of an owner."""
     if owner := owner_of(headers):
         return owner
-    user = _text(identity.tenant, "user") or _user_in(identity.metadata_user_id)
+    named = _text(identity.tenant, "user") or _user_in(identity.metadata_user_id)
+    user = named or _from_headers(headers, TENANT_HEADERS)
     if user:
         return user if headers.get(OWNER_HEADER) is None else f"user:{user}"
     scheme, _, key = headers.get("authorization", "").partition(" ")

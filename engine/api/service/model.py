@@ -38,6 +38,7 @@ class Model:
             identity,
             separates_owners=server.config.access.separates_owners,
             keeps_alive=server.sse_keep_alive_s is not None,
+            job_headers=server.config.job_headers,
         )
         if self.adapter is not None:
             context = msgspec.structs.replace(context, adapter=self.adapter)
