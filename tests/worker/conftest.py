@@ -488,7 +488,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "family": "minicpm3",
         "num_layers": 3,
         "tie": True,
-        "extra_config": {**_LATENT, "q_lora_rank": 24, "scale_emb": 3, "dim_model_base": 48},
+        "max_position_embeddings": 4096,
+        "extra_config": {
+            **_LATENT,
+            "q_lora_rank": 24,
+            "scale_emb": 3,
+            "dim_model_base": 48,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "short_factor": [1.0, 1.1, 1.3, 1.6, 1.9, 2.2, 2.5, 2.8],
+                "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+                "original_max_position_embeddings": 4096,
+            },
+        },
     },
     "arcee": {"family": "arcee", "head_dim": 24, "extra_config": {"mlp_bias": True, "attention_bias": True}},
     "ministral3": {
@@ -688,7 +701,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "num_experts": 4,
             "num_experts_per_tok": 2,
             "mamba_d_state": 8,
-            "mamba_dt_rank": 6,
+            "mamba_dt_rank": 32,
         },
     },
     "falcon-h1": {

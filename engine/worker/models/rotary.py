@@ -25,6 +25,19 @@ _SECTIONS = {
 """The numbers of frequencies for time, height and width, if the config does not specify them."""
 
 
+def is_static(rope: dict[str, Any], config: PreTrainedConfig) -> bool:
+    """Whether one table of a rope's frequencies serves all sequences, however long."""
+    rope_type = rope.get("rope_type", "default")
+    return rope_type in STATIC_ROPE_TYPES or (rope_type == "longrope" and _is_short(rope, config))
+
+
+def _is_short(rope: dict[str, Any], config: PreTrainedConfig) -> bool:
+    """Whether no sequence may be longer than longrope's original context: only its short factors count."""
+    most: int = config.max_position_embeddings
+    original: int = rope.get("original_max_position_embeddings") or most
+    return original >= most
+
+
 def rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
     """The config's rope parameters; empty for a model without rope."""
     parameters: dict[str, Any] | None = getattr(config, "rope_parameters", None)
@@ -106,7 +119,7 @@ def _frequencies(config: PreTrainedConfig, head_dim: int, kind: str) -> tuple[to
     """The frequencies [head_dim / 2], and the factor for cosines and sines."""
     parameters = all_ropes(config)[kind]
     rope_type = parameters.get("rope_type", "default")
-    assert rope_type in STATIC_ROPE_TYPES
+    assert is_static(parameters, config)
     if rope_type == "yarn":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -119,6 +132,8 @@ def _frequencies(config: PreTrainedConfig, head_dim: int, kind: str) -> tuple[to
     frequencies = 1.0 / (parameters["rope_theta"] ** exponents)
     if rope_type == "linear":
         frequencies = frequencies / parameters["factor"]
+    elif rope_type == "longrope":
+        frequencies = frequencies / torch.tensor(parameters["short_factor"], dtype=torch.float32)
     elif rope_type == "llama3":
         frequencies = _stretched(frequencies, parameters)
     return frequencies, 1.0

@@ -434,6 +434,7 @@ class DecoderShape:
             mlps=self.mlps[part],
             rope_kinds=self.rope_kinds[part],
             indexes=self.indexes[part],
+            output_normed=self.output_normed[part],
             layer_heads=self.layer_heads[part],
         )
 

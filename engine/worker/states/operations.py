@@ -53,6 +53,28 @@ class DeltaRule(NamedTuple):
         return DeltaRule(*(each[tokens] for each in self))
 
 
+class ChannelScan(NamedTuple):
+    """Mamba's state space model (arXiv:2312.00752, section 3): like ``Scan``, but each number of a channel's
+    state has a decay of its own."""
+
+    x: torch.Tensor
+    """[num_tokens, channels]"""
+    dt: torch.Tensor
+    """Time steps [num_tokens, channels], before their bias and softplus."""
+    b: torch.Tensor
+    """[num_tokens, state_size]"""
+    c: torch.Tensor
+    """[num_tokens, state_size]"""
+    a: torch.Tensor
+    """[channels, state_size]"""
+    dt_bias: torch.Tensor
+    """[channels]"""
+
+    def of_tokens(self, tokens: Tokens) -> ChannelScan:
+        x, dt, b, c = (each[tokens] for each in (self.x, self.dt, self.b, self.c))
+        return self._replace(x=x, dt=dt, b=b, c=c)
+
+
 class Scan(NamedTuple):
     """Mamba-2's state space model (arXiv:2405.21060, section 7): the state decays by exp(dt * a), dt * x ⊗ b
     is added to it, and c reads it; d * x is added to what is read."""

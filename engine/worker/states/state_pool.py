@@ -12,9 +12,10 @@ import torch
 
 from engine.worker.attention.backend import IntArray
 from engine.worker.states.drafted_states import DraftedStates
-from engine.worker.states.operations import Convolution, DeltaRule, OverTokens, Scan
+from engine.worker.states.operations import ChannelScan, Convolution, DeltaRule, OverTokens, Scan
 from engine.worker.states.selection import select_state_ops
 from engine.worker.states.state_batch import StateBatch
+from engine.worker.states.torch_states import channel_scan
 
 ALIGNMENT = 16
 """Unit of memory accesses, in bytes."""
@@ -76,6 +77,10 @@ class LayerStates:
     def selective_scan(self, scan: Scan) -> torch.Tensor:
         """-> [num_tokens, heads, head_size]"""
         return self._pool.run(lambda scan, batch: self._ops.selective_scan(scan, self.recurrent, batch), scan)
+
+    def channel_scan(self, scan: ChannelScan) -> torch.Tensor:
+        """-> [num_tokens, channels] in fp32, in torch on all devices"""
+        return self._pool.run(lambda scan, batch: channel_scan(scan, self.recurrent, batch), scan)
 
 
 class StatePool:

@@ -7,13 +7,14 @@ axis is the slot. Arithmetic is in fp32.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 from torch.nn.functional import silu, softplus
 
 from engine.worker.attention.backend import IntArray
-from engine.worker.states.operations import Convolution, DeltaRule, Scan
+from engine.worker.states.operations import ChannelScan, Convolution, DeltaRule, Scan
 from engine.worker.states.state_batch import StateBatch
 
 CHUNK = 64
@@ -190,6 +191,48 @@ def _scan_chunk(
     left = (passed[:, -1:] - passed).exp()[..., None]
     state = state * passed[:, -1].exp()[:, None, None] + x.mT @ (b * left)
     return state, output.transpose(0, 1)
+
+
+def channel_scan(scan: ChannelScan, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
+    """Computes prompts token by token: decays by channel and number would need memory for each two tokens of
+    a chunk. pool [num_slots, channels, state_size] in fp32 -> [num_tokens, channels] in fp32"""
+    step = softplus(scan.dt.float() + scan.dt_bias.float())
+    inputs = step, scan.x.float() * step, scan.b.float(), scan.c.float()
+    output = torch.empty(scan.x.shape, dtype=torch.float32, device=scan.x.device)
+    a = scan.a.float()
+    _advance(inputs, output, pool, batch, partial(_channel_step, a), partial(_channel_chunk_of, a))
+    return output
+
+
+def _channel_step(
+    a: torch.Tensor,
+    step: torch.Tensor,
+    x: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    states: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token of each sequence: states [num_seqs, channels, state_size] before -> after it, and outputs
+    [num_seqs, channels]. x: inputs times their steps."""
+    states = states * (step[..., None] * a).exp() + x[..., None] * b[:, None]
+    return states, (states @ c[..., None])[..., 0]
+
+
+def _channel_chunk_of(
+    a: torch.Tensor,
+    step: torch.Tensor,
+    x: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Consecutive tokens of a sequence: state [channels, state_size] before -> after them, and outputs
+    [num_tokens, channels]."""
+    outputs = []
+    for token in range(len(x)):
+        state = state * (step[token, :, None] * a).exp() + x[token, :, None] * b[token]
+        outputs.append(state @ c[token])
+    return state, torch.stack(outputs)
 
 
 def _decay_between(passed: torch.Tensor) -> torch.Tensor:

@@ -8,9 +8,9 @@ from typing import Any
 from engine.worker.models.families.bamba import NAMES
 from engine.worker.models.families.plain import plain_shape
 from engine.worker.models.mixers.state_shapes import Mamba1Shape
-from engine.worker.models.shape import NO_ROPE, DecoderShape, Routing, SparseShape
+from engine.worker.models.shape import NO_ROPE, DecoderShape, ExpertNames, Routing, SparseShape
 
-_NAMES = (("mlp.gate.", "feed_forward.router."), *NAMES)
+_EXPERT_NAMES = ExpertNames("feed_forward.", router="router")
 
 
 def is_known_jamba(config: Any) -> bool:
@@ -30,7 +30,7 @@ def jamba_shape(config: Any) -> DecoderShape:
     )
     states = tuple(mamba if kind == "mamba" else None for kind in config.layers_block_type)
     routing = Routing(config.num_experts, config.num_experts_per_tok, normalized=False, rounded=True)
-    sparse = SparseShape(config.intermediate_size, routing)
+    sparse = SparseShape(config.intermediate_size, routing, names=_EXPERT_NAMES)
     numbers = zip(config.layers_num_experts, plain.mlps, strict=True)
     return replace(
         plain,
@@ -39,5 +39,5 @@ def jamba_shape(config: Any) -> DecoderShape:
         has_rope=False,
         rope_kinds=(NO_ROPE,) * plain.num_layers,
         mlps=tuple(sparse if number > 1 else mlp for number, mlp in numbers),
-        other_names=_NAMES,
+        other_names=NAMES,
     )

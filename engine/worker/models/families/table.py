@@ -69,7 +69,7 @@ from engine.worker.models.families.seed_oss import seed_oss_shape
 from engine.worker.models.families.smollm3 import smollm3_shape
 from engine.worker.models.families.solar_open import solar_open_shape
 from engine.worker.models.families.youtu import is_known_youtu, youtu_shape
-from engine.worker.models.rotary import STATIC_ROPE_TYPES, all_ropes
+from engine.worker.models.rotary import all_ropes, is_static
 from engine.worker.models.shape import DecoderShape
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def is_native(config: PreTrainedConfig) -> bool:
     return (
         _KNOWN.get(family, _has_silu)(config)
         and ("" in ropes or family in _SEVERAL_ROPES)
-        and all(rope.get("rope_type", "default") in STATIC_ROPE_TYPES for rope in ropes.values())
+        and all(is_static(rope, config) for rope in ropes.values())
         and (
             family in _PARTIAL_ROPE
             or all(rope.get("partial_rotary_factor", 1.0) == 1.0 for rope in ropes.values())

@@ -12,15 +12,11 @@ from engine.worker.models.builder import Builder
 from engine.worker.models.mixers.state_layers import StateLayer, gated
 from engine.worker.models.mixers.state_shapes import Mamba1Shape
 from engine.worker.models.shape import DecoderShape
-from engine.worker.states.operations import Convolution, Scan
+from engine.worker.states.operations import ChannelScan, Convolution
 
 
 class Mamba1(StateLayer):
-    """The Mamba of one layer, or a rank's channels of it.
-
-    Its state is computed by Mamba-2's operation: each number of each channel's state is a head of size one,
-    with a decay of its own, and the heads of all channels with the same number share B and C.
-    """
+    """The Mamba of one layer, or a rank's channels of it."""
 
     checkpoint_prefix = "mamba."
 
@@ -38,7 +34,9 @@ class Mamba1(StateLayer):
         self.conv_bias = build.parameter(channels) if mamba.conv_bias else None
         self.selection = build.row_parallel(channels, mamba.step_rank + 2 * mamba.state_size, bias=False)
         """The linear that computes B, C and the numbers from which time steps are; every rank has all."""
-        self.steps = build.linear(mamba.step_rank, channels, bias=True)
+        # No linear, which would be packed or quantized: its bias is added in fp32, by the scan.
+        self.steps = build.parameter(channels, mamba.step_rank)
+        self.step_bias = build.parameter(channels)
         self.a_log = build.parameter(channels, mamba.state_size, dtype=torch.float32)
         self.d = build.parameter(channels, dtype=torch.float32)
         self.step_norm = build.parameter(mamba.step_rank)
@@ -63,18 +61,15 @@ class Mamba1(StateLayer):
         mamba = self._mamba
         size = mamba.state_size
         steps, b, c = torch.split(self.selection(x), [mamba.step_rank, size, size], dim=-1)
-        dt = linear(self._normed(steps, self.step_norm), self.steps.weight)
-        heads = mamba.num_heads
-        scan = Scan(
-            x=x.float().repeat(1, size).view(len(x), heads, 1),
-            dt=dt.float().repeat(1, size),
-            b=self._normed(b, self.b_norm).float()[..., None],
-            c=self._normed(c, self.c_norm).float()[..., None],
-            a=-self.a_log.exp().t().reshape(heads),
-            d=self.d.new_zeros(heads),
-            dt_bias=self.steps.bias.float().repeat(size),
+        scan = ChannelScan(
+            x=x,
+            dt=linear(self._normed(steps, self.step_norm), self.steps),
+            b=self._normed(b, self.b_norm),
+            c=self._normed(c, self.c_norm),
+            a=-self.a_log.exp(),
+            dt_bias=self.step_bias,
         )
-        return self.states.selective_scan(scan).view(len(x), size, mamba.num_channels).sum(1)
+        return self.states.channel_scan(scan)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return weight * rms_norm(x.float(), (x.shape[-1],), eps=self._eps).to(x.dtype)
@@ -90,8 +85,8 @@ class Mamba1(StateLayer):
         parts |= {
             "conv1d.weight": TensorPart(self.conv, 0, *place),
             "x_proj.weight": TensorPart(self.selection.weight, 1, *place),
-            "dt_proj.weight": TensorPart(self.steps.weight, 0, *place),
-            "dt_proj.bias": TensorPart(self.steps.bias, 0, *place),
+            "dt_proj.weight": TensorPart(self.steps, 0, *place),
+            "dt_proj.bias": TensorPart(self.step_bias, 0, *place),
             "A_log": TensorPart(self.a_log, 0, *place),
             "D": TensorPart(self.d, 0, *place),
             "dt_layernorm.weight": TensorPart(self.step_norm),

@@ -185,16 +185,11 @@ class Mamba1Shape:
         """The shape of each rank's part. ConfigError if it cannot be split that way."""
         return replace(self, num_channels=split("number of Mamba channels,", self.num_channels, num_ranks))
 
-    @property
-    def num_heads(self) -> int:
-        """Each number of each channel's state is a head of one number to Mamba-2's operation."""
-        return self.num_channels * self.state_size
-
     def state_parts(self, dtype: torch.dtype) -> tuple[StatePart, ...]:
         """The state per sequence of a model of ``dtype``."""
         return (
             StatePart((self.num_channels, self.conv_width - 1), dtype),
-            StatePart((self.num_heads, 1, 1), torch.float32),
+            StatePart((self.num_channels, self.state_size), torch.float32),
         )
 
 
