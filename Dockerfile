@@ -1,7 +1,7 @@
 # The server in an image. For CPUs (a tenth of the download):
 #     docker build -t continuum-engine .
 # For NVIDIA GPUs:
-#     docker build -t continuum-engine --build-arg TORCH_INDEX=https://pypi.org/simple --build-arg EXTRAS=[gpu,pictures] .
+#     docker build -t continuum-engine --build-arg TORCH_INDEX=https://pypi.org/simple --build-arg EXTRAS=[gpu,pictures,audio] .
 FROM python:3.12-slim
 
 # The CPU kernels are compiled on the machine they run on, at the first start.
@@ -10,7 +10,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ARG EXTRAS=[pictures]
+ARG EXTRAS=[pictures,audio]
 
 WORKDIR /src
 COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./

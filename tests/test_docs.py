@@ -293,7 +293,7 @@ def test_the_image_is_built_of_what_there_is() -> None:
     assert "continuum" in project["project"]["scripts"]
     assert set(re.findall(r'"(--[a-z-]+)"', text)) <= flags("serve")
     named = re.findall(r"EXTRAS=\[([\w,]+)\]", text)
-    assert {extra for names in named for extra in names.split(",")} == {"gpu", "pictures"}
+    assert {extra for names in named for extra in names.split(",")} == {"audio", "gpu", "pictures"}
     assert {"gpu", "pictures"} <= project["project"]["optional-dependencies"].keys()
 
 

@@ -78,7 +78,7 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     max_encoder_input_tokens: int = 0
     """Maximum number of embeddings of pictures and clips that a step computes."""
     disable_chunked_mm_input: bool = False
-    """Whether a step ends before a picture that does not fit as a whole."""
+    """Whether a step ends before a picture or clip that does not fit as a whole."""
     max_num_batched_tokens: int = 0
     """Token budget of a step."""
     enable_chunked_prefill: bool = True
@@ -275,7 +275,7 @@ class PrefixCacheReset(msgspec.Struct, tag_field="type", tag="prefix_cache_reset
 
 
 class EncoderCacheReset(msgspec.Struct, tag_field="type", tag="encoder_cache_reset", kw_only=True):
-    """Input: the operator cleared the cached pictures that no request needs."""
+    """Input: the operator cleared the cached pictures and clips that no request needs."""
 
     now: float
 

@@ -43,7 +43,7 @@ _UNKNOWN: Mapping[str, tuple[object, ...]] = {
 }
 """Fields without a counterpart here, with their neutral values besides empty ones."""
 
-_TEXTS_ONLY = "a prompt is a text, token ids, or messages, which may hold pictures"
+_TEXTS_ONLY = "a prompt is a text, token ids, or messages, which may hold pictures and audio"
 _INSTEAD = {
     **dict.fromkeys(("prompt_embeds", "input_embeds", "image_data", "audio_data", "video_data"), _TEXTS_ONLY),
     **dict.fromkeys(

@@ -252,11 +252,11 @@ class SchedulerConfig:
     async_scheduling: bool | None = None
     """Schedule the next step while the current one runs; None: on an accelerator only."""
     max_num_encoder_input_tokens: int | None = None
-    """Most tokens of pictures that are encoded in a step, one picture's at least; None: the token budget."""
+    """Most tokens of media that are encoded in a step, those of one at least; None: the token budget."""
     encoder_cache_size: int | None = None
-    """Tokens of pictures whose encoder outputs are kept, one picture's at least; None: the token budget."""
+    """Tokens of media whose encoder outputs are kept, those of one at least; None: the token budget."""
     disable_chunked_mm_input: bool = False
-    """Cut a step before a picture that does not fit whole, unless the step begins with it."""
+    """Cut a step before a picture or clip that does not fit whole, unless the step begins with it."""
     max_loras: int | None = None
     """Most adapters of running requests; None: requests have none."""
     stream_interval: int = 1

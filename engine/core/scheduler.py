@@ -117,7 +117,7 @@ class Scheduler:
 
     @property
     def encoder(self) -> EncoderCacheManager | None:
-        """The encoder cache of a model that reads pictures; it may be set, too."""
+        """The encoder cache of a model that reads pictures or audio; it may be set, too."""
         return self.parts.find(EncoderCacheManager)
 
     @encoder.setter

@@ -27,7 +27,7 @@ class EngineOperations(ABC):
         """Calls a utility; EngineGenerateError if it fails."""
 
     async def reset_encoder_cache(self) -> None:
-        """Drops cached embeddings of pictures that no request needs."""
+        """Drops cached embeddings of pictures and clips that no request needs."""
         await self._utility("reset_encoder_cache", type(None))
 
     async def pause(self, *, running_too: bool = False) -> None:

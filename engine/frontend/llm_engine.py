@@ -145,7 +145,7 @@ class LLMEngine:
         return self._utility("reset_prefix_cache", bool)
 
     def reset_encoder_cache(self) -> None:
-        """Drops cached embeddings of pictures that no request needs."""
+        """Drops cached embeddings of pictures and clips that no request needs."""
         self._utility("reset_encoder_cache", type(None))
 
     def rest(self, method: str, *args: object) -> None:

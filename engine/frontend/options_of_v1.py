@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_IDS_OR_TEXTS = "prompts are texts, token ids or pictures"
+_IDS_OR_TEXTS = "prompts are texts, token ids, pictures or audio"
 _IN_SAMPLER = "use logit_bias, allowed_token_ids, bad_words or structured outputs"
 _OF_CLIENT = "change requests and answers in the client, or in a proxy before this server"
 _BLOCKS_ON_ALL_RANKS = "use tensor_parallel_size or pipeline_parallel_size, or a KV cache of 8 bits"
@@ -12,7 +12,7 @@ _REASONS = {
     "logits_processors": _IN_SAMPLER,
     "logits_processor_pattern": _IN_SAMPLER,
     "io_processor_plugin": _OF_CLIENT,
-    "ec_transfer_config": "pictures are encoded by the engine that answers",
+    "ec_transfer_config": "pictures and audio are encoded by the engine that answers",
     "decode_context_parallel_size": _BLOCKS_ON_ALL_RANKS,
     "prefill_context_parallel_size": _BLOCKS_ON_ALL_RANKS,
     "dcp_kv_cache_interleave_size": _BLOCKS_ON_ALL_RANKS,

@@ -1,1 +1,1 @@
-"""Pictures in prompts: reads, decodes and stores them for the model."""
+"""Pictures and audio in prompts: reads, decodes and stores them for the model."""

@@ -18,6 +18,8 @@ from engine.records.media import AudioModel, ClipSize, MediaModel
 FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3")
 """The allowed formats."""
 
+MAX_AMPLITUDE = 2**15
+"""Larger samples, which no recording has, would overflow in a model's features."""
 Samples = npt.NDArray[np.float32]
 """[num_samples], between -1 and 1."""
 
@@ -42,8 +44,8 @@ def write_samples(samples: Samples, model: AudioModel, path: str) -> ClipSize:
     size = ClipSize(len(samples))
     if fault := model.fault_of(size):
         raise MediaFault(fault)
-    if not np.isfinite(samples).all():
-        raise MediaFault("has samples that are not finite numbers")
+    if not (np.abs(samples) <= MAX_AMPLITUDE).all():  # false for NaN, too
+        raise MediaFault(f"has samples that are no numbers up to {MAX_AMPLITUDE}; sound is between -1 and 1")
     write_new(np.ascontiguousarray(samples, np.float32).data.cast("B"), path)
     return size
 

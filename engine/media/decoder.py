@@ -14,6 +14,7 @@ from threading import Lock
 import msgspec
 
 from engine.media.decoder_process import (
+    CLIP_TIME_LIMIT_S,
     TIME_LIMIT_S,
     Decoded,
     DecodeOrder,
@@ -34,6 +35,7 @@ class MediaDecoder:
         self._model = model
         is_picture = isinstance(model, PictureModel)
         self._noun = "picture" if is_picture else "clip"
+        self._time_limit_s = TIME_LIMIT_S if is_picture else CLIP_TIME_LIMIT_S
         self._module = "engine.media.decoder_process" if is_picture else "engine.media.audio_process"
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,7 +74,7 @@ class MediaDecoder:
             with suppress(OSError):
                 os.unlink(order.path)
             if code == -signal.SIGPROF:
-                raise MediaFault(f"takes more than {TIME_LIMIT_S:g} s to decode, the limit")
+                raise MediaFault(f"takes more than {self._time_limit_s:g} s to decode, the limit")
         if self._closed:
             raise MediaFailure("The server is shutting down.")
         if code in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL):

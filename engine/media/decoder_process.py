@@ -16,7 +16,9 @@ from engine.process.limited_child import limit_memory, read_message, write_messa
 from engine.records.media import MediaModel, MediaSize
 
 TIME_LIMIT_S = 10.0
-"""Maximum CPU time for one file, in seconds."""
+"""Maximum CPU time for one picture, in seconds."""
+CLIP_TIME_LIMIT_S = 60.0
+"""Maximum CPU time for one clip: half an hour of Opus takes 20 s."""
 MEMORY_LIMIT_BYTES = 3 * 2**29
 """Maximum memory beyond what the process uses before the first file: the largest allowed picture needs
 several times 64 million pixels of four bytes."""
@@ -47,10 +49,10 @@ def main() -> None:
     """Decodes the pictures that arrive on standard input until it ends."""
     from engine.media.decoding import decode
 
-    decode_orders(decode)
+    decode_orders(decode, TIME_LIMIT_S)
 
 
-def decode_orders(decode: Decode) -> None:
+def decode_orders(decode: Decode, time_limit_s: float) -> None:
     """Limits this process, then decodes the files that arrive on standard input until it ends."""
 
     def answer(order: DecodeOrder) -> Decoded:
@@ -67,7 +69,7 @@ def decode_orders(decode: Decode) -> None:
     stdout = sys.stdout.buffer
     while (order := read_message(stdin)) is not None:
         # The default action of the signal ends the process, whatever the decoder is doing.
-        signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT_S)
+        signal.setitimer(signal.ITIMER_PROF, time_limit_s)
         decoded = answer(msgspec.msgpack.decode(order, type=DecodeOrder))
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_message(stdout, decoded)

@@ -48,7 +48,7 @@ class MediaDownloads:
         if _plain(found.host) not in self._allowed:
             raise MediaFault(
                 f"is at host {found.host[:100]!r}, which --allowed-media-domains does not name; send the "
-                "picture itself, as a data: URL"
+                "file itself, as a data: URL"
             )
         if found.userinfo:
             raise MediaFault("must not have a user in its URL")

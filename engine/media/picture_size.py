@@ -20,7 +20,9 @@ def media_type_of(head: bytes) -> str | None:
         b"\xff\xd8\xff": "image/jpeg",
         b"%PDF-": "application/pdf",
         b"ID3": "audio/mpeg",
-        **dict.fromkeys((b"\xff\xfb", b"\xff\xfa", b"\xff\xf3", b"\xff\xf2"), "audio/mpeg"),
+        **dict.fromkeys(
+            (b"\xff\xfb", b"\xff\xfa", b"\xff\xf3", b"\xff\xf2", b"\xff\xe3", b"\xff\xe2"), "audio/mpeg"
+        ),
         b"OggS": "audio/ogg",
         b"fLaC": "audio/flac",
     }

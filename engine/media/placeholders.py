@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.errors import RequestError
 from engine.media.store import StoredMedia
-from engine.records.media import MediaKind, MediaModel, MediaModels, PictureModel
+from engine.records.media import AudioModel, MediaKind, MediaModel, MediaModels, PictureModel
 from engine.records.messages import MediaSpan
 from engine.tokenization.media_parts import with_media_texts
 from engine.tokenization.parted_text import PartedText
@@ -40,7 +40,7 @@ class Placeholders:
         added = tokenizer.added_tokens
         self.texts = {kind: self._with_neighbors(kind, added) for kind in self._models}
         """The placeholder of each kind for a template that only takes texts."""
-        ends = [each for model in self._models.values() for each in _row_ends(model)]
+        ends = [each for model in self._models.values() for each in _others(model)]
         texts = [
             *self._tokens.values(),
             *map(tokenizer.token_text, ends),
@@ -49,6 +49,8 @@ class Placeholders:
         self._blinded = [(each, f"{each[:2]}{_ZERO_WIDTH}{each[2:]}") for each in texts]
 
     def _with_neighbors(self, kind: MediaKind, added: Mapping[str, int]) -> str:
+        if _around(self._models[kind]) != ([], []):
+            return self._tokens[kind]
         pairs = (pair for pair in _AROUND[kind] if all(not each or each in added for each in pair))
         before, after = next(pairs, ("", ""))
         return f"{before}{self._tokens[kind]}{after}"
@@ -114,7 +116,8 @@ class Placeholders:
 
     def num_more(self, media: Sequence[StoredMedia]) -> int:
         """How many tokens expanding the placeholders adds to a prompt."""
-        return sum(self.num_tokens(each) - 1 for each in media)
+        around = {kind: sum(map(len, _around(model))) for kind, model in self._models.items()}
+        return sum(self.num_tokens(each) - 1 + around[each.kind] for each in media)
 
     def expanded(
         self, token_ids: list[int], media: Sequence[StoredMedia]
@@ -134,9 +137,11 @@ class Placeholders:
             prompt += token_ids[start:place]
             kind = kinds[token_ids[place]]
             each = next(waiting[kind])
+            before, after = _around(self._models[kind])
             its = self._models[kind].token_ids(each.size)
+            prompt += before
             spans.append(MediaSpan(each.content_hash, len(prompt), len(its), each.size, each.path or ""))
-            prompt += its
+            prompt += [*its, *after]
             start = place + 1
         prompt += token_ids[start:]
         return prompt, tuple(spans)
@@ -151,11 +156,20 @@ class Placeholders:
                 )
 
 
-def _row_ends(model: MediaModel) -> list[int]:
-    """The tokens at the ends of a picture's rows."""
-    if not isinstance(model, PictureModel):
-        return []
-    return [each for each in (model.row_end_id, model.end_id) if each is not None]
+def _around(model: MediaModel) -> tuple[list[int], list[int]]:
+    """The tokens before and after each clip that a template leaves to the model's processor."""
+    if not isinstance(model, AudioModel):
+        return [], []
+    before, after = ([] if each is None else [each] for each in (model.begin_id, model.end_id))
+    return before, after
+
+
+def _others(model: MediaModel) -> list[int]:
+    """The tokens at the ends of a picture's rows, or around a clip."""
+    if isinstance(model, PictureModel):
+        return [each for each in (model.row_end_id, model.end_id) if each is not None]
+    before, after = _around(model)
+    return [*before, *after]
 
 
 def _places(token_ids: list[int], wanted: Collection[int]) -> Iterator[int]:

@@ -115,7 +115,8 @@ class MediaStore:
         self._usual_bytes = max(max_idle_bytes, MIN_HELD_BYTES)
         self._max_held_bytes = self._usual_bytes if max_held_bytes is None else max_held_bytes
         self._decoders = {kind: MediaDecoder(model) for kind, model in models.all.items()}
-        self._thread = FairThreads(1, "media-decoder")  # a process decodes one at a time
+        self._threads = {kind: FairThreads(1, f"{kind}-decoder") for kind in models.all}
+        """A thread for each process, which decodes one file at a time."""
         self._lock = Lock()
         self._folder: str | None = None
         self._num_decoded = 0
@@ -177,14 +178,13 @@ class MediaStore:
         """
         with self._lock:
             known = content_hash in self._known
-            write = partial(self._decoders[kind].decode, data)
-            future = self._get(content_hash, write, lease, owner or "")
+            future = self._get(content_hash, data, kind, lease, owner or "")
         if lease is not None:
             self.on_lookup(known and future.done())
         return future
 
     def _get(
-        self, content_hash: str, write: Callable[[str], MediaSize], lease: MediaLease | None, owner: str
+        self, content_hash: str, data: bytes, kind: MediaKind, lease: MediaLease | None, owner: str
     ) -> Future[StoredMedia]:
         try:
             if (stored := self._find(content_hash, lease)) is not None:
@@ -197,7 +197,8 @@ class MediaStore:
                 return _failed(self._no_room())
             pending = self._pending[content_hash] = _Pending()
             pending.future.set_running_or_notify_cancel()
-            if self._thread.submit(owner, partial(self._make, content_hash, write)).cancelled():
+            write = partial(self._decoders[kind].decode, data)
+            if self._threads[kind].submit(owner, partial(self._make, content_hash, write)).cancelled():
                 self._end(content_hash, MediaFailure(_SHUTTING_DOWN))
         pending.leases.append(lease)
         return pending.future
@@ -339,7 +340,8 @@ class MediaStore:
         """Ends the decoding processes, and removes all files. Repeatable."""
         for decoder in self._decoders.values():
             decoder.close()
-        self._thread.close(wait=True)
+        for thread in self._threads.values():
+            thread.close(wait=True)
         with self._lock:
             folder = self._folder
             self._folder = None

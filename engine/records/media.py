@@ -154,6 +154,10 @@ class AudioModel(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
     """Tokens of a window, for TokenRule.WINDOWS."""
     frame_length: int = 0
     """Samples of a frame, for TokenRule.WHOLE_FRAMES."""
+    begin_id: int | None = None
+    """A token before each clip that the model's processor adds to what its template writes; None: none."""
+    end_id: int | None = None
+    """The same after it."""
 
     @property
     def min_samples(self) -> int:
@@ -190,10 +194,10 @@ class AudioModel(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
         assert isinstance(size, ClipSize)
         if self.min_samples <= size.num_samples <= self.max_samples:
             return None
-        seconds = [
-            each / self.sampling_rate for each in (size.num_samples, self.min_samples, self.max_samples)
-        ]
-        return "has {:.3g} s; this model reads clips of {:g} s to {:g} s".format(*seconds)
+        has = round(size.num_samples / self.sampling_rate, 2)
+        least, most = (each / self.sampling_rate for each in (self.min_samples, self.max_samples))
+        told = f"more than {most:g}" if has > most else f"{has:g}"
+        return f"has {told} s; this model reads clips of {least:g} s to {most:g} s"
 
     @property
     def settings(self) -> tuple[int, ...]:

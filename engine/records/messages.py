@@ -105,7 +105,7 @@ class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen
     pooling: PoolingParams | None = None
     """Parameters of a request to a pooling model, which has no other requests."""
     media: tuple[MediaSpan, ...] = ()
-    """The prompt's pictures, in its order; no two overlap."""
+    """The prompt's pictures and clips, in its order; no two overlap."""
     keeps_tokens: bool = False
     """Whether the core keeps the turn's tokens, so that a later request may continue them."""
 

@@ -152,6 +152,8 @@ def make_audio_folder(to: Path, model_type: str, tokenizer_of: Path, *, seed: in
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
     tokenizer.add_tokens([AddedToken(token, special=True) for token in TOKENS])
     tokenizer.chat_template = TEMPLATE
+    if model_type == "gemma4":  # as published: the processor adds what is around a clip
+        tokenizer.chat_template = TEMPLATE.replace("<|audio_bos|><|AUDIO|><|audio_eos|>", "<|AUDIO|>")
     id_of = tokenizer.convert_tokens_to_ids
     ids = {"audio_token_id": id_of("<|AUDIO|>"), "audio_token_index": id_of("<|AUDIO|>")}
     if CONFIGS[model_type].get("vision_config"):
@@ -162,6 +164,8 @@ def make_audio_folder(to: Path, model_type: str, tokenizer_of: Path, *, seed: in
             "vision_start_token_id": id_of("<|vision_bos|>"),
             "vision_end_token_id": id_of("<|vision_eos|>"),
         }
+    if model_type == "gemma4":
+        ids |= {"boa_token_id": id_of("<|audio_bos|>"), "eoa_token_index": id_of("<|audio_eos|>")}
     config = AutoConfig.for_model(model_type, **CONFIGS[model_type], **ids)
     model: PreTrainedModel = random_weights(class_of(model_type)(config), seed)
     model.generation_config.eos_token_id = None

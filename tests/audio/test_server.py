@@ -112,7 +112,7 @@ def test_a_result_of_a_tool_may_be_a_clip(server: Server) -> None:
     [
         (png(), "messages[0].content[0] is not audio in WAV, FLAC, OGG or MP3"),
         (wav()[:30] + b"x" * 40, "messages[0].content[0] is broken"),
-        (wav(2.5), "messages[0].content[0] has 2.5 s; this model reads clips of 0.1 s to 2 s"),
+        (wav(2.5), "messages[0].content[0] has more than 2 s; this model reads clips of 0.1 s to 2 s"),
         (wav(0.01), "has 0.01 s; this model reads"),
     ],
 )
@@ -146,6 +146,23 @@ def test_limits_and_text_only(folder: Path) -> None:
         assert "mm_cache_queries_total" in httpx.get(f"{server.url}/metrics").text
 
 
+def test_gemmas_clips_have_a_token_on_each_side(audio_folders: AudioFolders) -> None:
+    """Its template leaves them to the processor, and so do prompts: they are added, and counted."""
+    with LLM(
+        str(audio_folders("gemma4")), multiprocess=False, **SIZES | {"num_gpu_blocks_override": 120}
+    ) as llm:
+        tokenizer = llm.get_tokenizer()
+        clip = sound(1.0, 4)
+        prompt = {"prompt": "hear <|AUDIO|>!", "multi_modal_data": {"audio": clip}}
+        (output,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+        heard_as = "<|audio_bos|>" + "<|AUDIO|>" * 25 + "<|audio_eos|>"
+        assert output.prompt_token_ids == tokenizer.encode(f"hear {heard_as}!")
+        (chatted,) = llm.chat([user(text("a"), input_audio(wav(1.0)))], GREEDY, use_tqdm=False)
+        assert heard_as in tokenizer.decode(chatted.prompt_token_ids)
+        wanted = AudioReference(audio_folders("gemma4")).greedy(list(output.prompt_token_ids), [clip], 8)
+        assert tokens_of(output) == wanted
+
+
 def test_in_python(folder: Path, tmp_path: Path) -> None:
     """Arrays, arrays with their rate, bytes and paths are the same clip; a conversation takes parts."""
     clip = sound(1.0, 4)
@@ -163,7 +180,7 @@ def test_in_python(folder: Path, tmp_path: Path) -> None:
         for wrong, sentence in (
             (np.zeros((5, 2), np.float32), "array of samples"),
             (np.zeros(5, np.int16), "array of samples"),
-            (np.zeros(3 * RATE, np.float32), "has 3 s; this model reads"),
+            (np.zeros(3 * RATE, np.float32), "has more than 2 s; this model reads"),
             (b"abc", "is not audio"),
         ):
             with pytest.raises(RequestError, match=sentence):

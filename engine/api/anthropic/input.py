@@ -14,7 +14,7 @@ The rules and their purpose:
   it: moving it to the front would change the whole prompt, and as a separate turn after results
   many templates would drop the reasoning before it.
 * What Anthropic's servers ran (server tools, MCP, code execution) is left out, calls and results.
-* A mark stands for a picture of a user or a tool if the model reads pictures.
+* A mark stands for a picture or clip of a user or a tool if the model reads such parts.
 * A line of text stands for a document that is not text, and for a picture that is not shown. One in
   the user's last message, without tool results, is refused.
 * A last message of the assistant is continued.
@@ -187,7 +187,7 @@ class _TextReader:
     is_new: bool = False
     """Whether the message is new: content other than text is then refused."""
     shows: bool = True
-    """Whether pictures may be shown here, which is so for users and tools."""
+    """Whether pictures and clips may be shown here, which is so for users and tools."""
 
     def texts(self, content: str | list[Block], where: str) -> Iterator[str]:
         """Yields the texts of blocks that must all be text."""

@@ -1,4 +1,4 @@
-"""Marks pictures, and replaces or refuses other parts that are not text, before a chat is rendered."""
+"""Marks pictures and clips, and replaces or refuses other parts that are no text, before rendering."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _SHOWING_ROLES = ("user", "tool", "function")
 
 
 def texts_only(messages: list[Message], left_out: LeftOut) -> list[Message]:
-    """Returns the messages with a mark for each picture that the model is shown, and a line of text for each
-    part of another kind. Pictures are shown in messages of users and tools.
+    """Returns the messages with a mark for each picture and clip that the model is shown, and a line of
+    text for each part of another kind. Pictures are shown in messages of users and tools.
 
     RequestError for such a part in the user's last message, unless it follows tool results: agents put the
     output of a tool into a separate message.

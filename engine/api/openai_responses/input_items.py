@@ -137,7 +137,7 @@ class MessageList:
                 self._leave_out(item, kind, where)
 
     def _text(self, content: object, where: str, *, is_new: bool = False, shows: bool = True) -> str:
-        """``shows``: whether pictures may be shown, which is so for users and tools."""
+        """``shows``: whether pictures and clips may be shown, which is so for users and tools."""
         if isinstance(content, str):
             return content
         if not isinstance(content, list):

@@ -115,7 +115,7 @@ def known_turn(
     """Returns what to keep of a turn that ended with ``last`` and replied with these tokens. ``before``: the
     responses that were loaded for it, after the ``known`` ones.
 
-    None if its prompt has more than can be kept: pictures, or tools among its items. None, too, if the model
+    None if its prompt has more than can be kept: media, or tools among its items. None, too, if the model
     has not ended the reply itself: the text after it would differ from what a template writes.
     """
     [answer] = last.answers

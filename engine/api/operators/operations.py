@@ -110,7 +110,7 @@ async def reset_prefix_cache(request: Request) -> Response:
 
 @endpoint(router, "POST", "/reset_mm_cache", operators_only=True)
 async def reset_mm_cache(request: Request) -> Response:
-    """Drops cached pictures: the encoder's outputs, and the pixels in this API server process that no request
+    """Drops cached media: the encoders' outputs, and the files in this API server process that no request
     uses."""
     server = server_of(request)
     if server.media is not None:

@@ -1,4 +1,4 @@
-"""Content that a text model cannot be shown: pictures, sound, documents, files.
+"""Content that a model cannot be shown: pictures, audio, documents, files.
 
 A client cannot remove what its history contains: a tool returned the picture, or another model had seen it.
 So a line of text replaces it in the history, and the receipt lists it. In the user's last message it is an

@@ -55,7 +55,7 @@ class CacheDiagnostics:
 
 
 def _tokens(conversation: Conversation, turn: TurnOutput) -> list[int]:
-    """The prompt's tokens, with different pictures distinguished."""
+    """The prompt's tokens, with different pictures and clips distinguished."""
     token_ids = turn.output.prompt_token_ids
     media = conversation.media
     return token_ids if media is None else media.named_tokens(token_ids)

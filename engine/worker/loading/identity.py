@@ -24,7 +24,7 @@ FRONT_FILES = (
     *("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "merges.txt"),
     *("preprocessor_config.json", "processor_config.json"),
 )
-"""Files of a folder that define how prompts and pictures become the model's inputs."""
+"""Files of a folder that define how prompts, pictures and audio become the model's inputs."""
 KEPT = ".digests.json"
 _READ_BYTES = 2**22
 _LARGE_BYTES = 2**26

@@ -43,6 +43,9 @@ _GEMMA_FIELDS = {
 _GEMMA_SWITCHES = ("preemphasis_htk_flavor", "fft_overdrive")
 _GEMMA_LISTS = ("per_bin_mean", "per_bin_stddev")
 _LARGEST = 100_000
+_GEMMA_BEGIN = 256_000
+_GEMMA_END = 258_883
+"""Gemma 4's tokens around a clip, if its config does not name them."""
 _GEMMA_SECONDS = 30
 """The longest clip that Gemma 4's processor does not cut."""
 _MOST = {"feature_size": 1024, "sampling_rate": MAX_SAMPLING_RATE, "chunk_length": MAX_CLIP_S, "n_fft": 2**16}
@@ -72,7 +75,7 @@ def read_audio_folder(folder: Path, options: ModelConfig) -> AudioFolder | None:
     if (named := fields.get("feature_extractor_type", needed)) != needed:
         raise ModelLoadError(f"feature_extractor_type in {folder} must be {needed}, got {named!r}.")
     if rule is TokenRule.WHOLE_FRAMES:
-        return _gemma_folder(_token_id(raw, folder), fields, audio, folder, options)
+        return _gemma_folder(raw, fields, folder, options)
     extractor = _extractor(fields, audio, folder)
     # Encoders with absolute positions reach as far as their features are padded.
     most_s = extractor["chunk_length"] if rule is TokenRule.HALVED_TWICE else MAX_CLIP_S
@@ -90,20 +93,23 @@ def read_audio_folder(folder: Path, options: ModelConfig) -> AudioFolder | None:
 
 
 def _gemma_folder(
-    token_id: int, fields: Mapping[str, Any], audio: Mapping[str, Any], folder: Path, options: ModelConfig
+    raw: Mapping[str, Any], fields: Mapping[str, Any], folder: Path, options: ModelConfig
 ) -> AudioFolder:
     """The description for Gemma 4, whose frames are given in milliseconds."""
-    extractor = _gemma_extractor(fields, audio, folder)
+    extractor = _gemma_extractor(fields, raw["audio_config"], folder)
+    end = {"eoa_token_id": raw.get("eoa_token_id", raw.get("eoa_token_index"))}
     rate = extractor["sampling_rate"]
     hop, frame = (round(rate * extractor[f"{name}_length_ms"] / 1000) for name in ("hop", "frame"))
     model = AudioModel(
-        token_id=token_id,
+        token_id=_token_id(raw, folder),
         sampling_rate=rate,
         hop_length=max(1, hop),
         rule=TokenRule.WHOLE_FRAMES,
         max_samples=rate * _GEMMA_SECONDS,
         max_count=options.max_clips,
         frame_length=frame,
+        begin_id=whole_number(raw, "boa_token_id", _GEMMA_BEGIN, folder),
+        end_id=whole_number(end, "eoa_token_id", _GEMMA_END, folder),
     )
     return AudioFolder(model, extractor)
 
@@ -134,6 +140,8 @@ def _extractor(fields: Mapping[str, Any], audio: Mapping[str, Any], folder: Path
     found = {name: whole_number(fields, name, default, folder) for name, default in _FIELDS.items()}
     _check_most(found, folder)
     _check_bins(found["feature_size"], audio.get("num_mel_bins", found["feature_size"]), folder)
+    if found["n_fft"] >= found["sampling_rate"] // 5:
+        raise ModelLoadError(f"n_fft in the configs of {folder} must be less than a fifth of a second.")
     return found
 
 
