@@ -21,7 +21,7 @@ from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-NUM_BLOCKS = 16
+NUM_BLOCKS = 17
 pytestmark = pytest.mark.usefixtures("wide_tiles")
 
 
@@ -39,7 +39,10 @@ def triton_llm(folder: Path, kv_cache_dtype: str = "auto", kv_cache_scale: float
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3", "mistral-window", "olmo2", "qwen3-moe", "glm4-moe"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3", "mistral-window", "olmo2", "qwen3-moe", "glm4-moe", "apertus", "cohere2", "minicpm3", "arcee"],
+)
 def test_tokens_are_those_of_transformers(name: str, model_folders: ModelFolders) -> None:
     """Models on Triton's kernels choose transformers' tokens; the second turn hits the KV of the first."""
     folder = model_folders(name)
