@@ -10,13 +10,16 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from engine.worker.cpu.kernels.library import load_state_library, typed
-from engine.worker.states.operations import Convolution, DeltaRule, Scan
+from engine.worker.states.operations import ChannelScan, Convolution, DeltaRule, Scan
 from engine.worker.states.state_batch import StateBatch
 
 _ADDRESS = ctypes.c_void_p
 _NUMBER = ctypes.c_int64
+_PADDED_TO = 16
+"""A multiple of the lanes of all processors."""
 
 
 def _fields(pointers: str, numbers: str) -> tuple[tuple[str, Any], ...]:
@@ -59,6 +62,12 @@ class _SelectiveScan(ctypes.Structure):
     )
 
 
+class _ChannelScan(ctypes.Structure):
+    """``channel_scan.h``"""
+
+    _fields_ = _fields("x dt b c a dt_bias pool output", "slot_stride num_channels state_size padded_size")
+
+
 class StateKernels:
     """The compiled kernels as ``StateOps``: inputs are bf16 or fp32, sums and recurrent states fp32."""
 
@@ -69,6 +78,7 @@ class StateKernels:
         self._causal_conv = calling(library.continuum_causal_conv, _CausalConv)
         self._delta_rule = calling(library.continuum_gated_delta_rule, _DeltaRule)
         self._scan = calling(library.continuum_selective_scan, _SelectiveScan)
+        self._channel_scan = calling(library.continuum_channel_scan, _ChannelScan)
 
     def causal_conv(self, conv: Convolution, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         """See ``StateOps``."""
@@ -160,6 +170,31 @@ class StateKernels:
             _is_bf16(x),
         )
         self._scan(arguments, _addresses(batch), torch.get_num_threads())
+        return output
+
+    def channel_scan(self, scan: ChannelScan, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
+        """See ``StateOps``."""
+        num_channels, state_size = scan.a.shape
+        behind = -state_size % _PADDED_TO
+        x, dt, dt_bias = (_as(each, torch.float32) for each in (scan.x, scan.dt, scan.dt_bias))
+        b, c, a = (_as(pad(each.float(), (0, behind)), torch.float32) for each in (scan.b, scan.c, scan.a))
+        assert pool.dtype == torch.float32
+        output = x.new_empty(x.shape)
+        arguments = _ChannelScan(
+            x.data_ptr(),
+            dt.data_ptr(),
+            b.data_ptr(),
+            c.data_ptr(),
+            a.data_ptr(),
+            dt_bias.data_ptr(),
+            _pool_address(pool, (num_channels, state_size)),
+            output.data_ptr(),
+            pool.stride(0),
+            num_channels,
+            state_size,
+            state_size + behind,
+        )
+        self._channel_scan(arguments, _addresses(batch), torch.get_num_threads())
         return output
 
 

@@ -16,8 +16,9 @@ import triton.language as tl
 from engine.worker.gpu.state_chunks.launches import delta_rule_chunks, scan_chunks
 from engine.worker.gpu.state_chunks.prepare import softplus
 from engine.worker.gpu.state_chunks.table import StepTable, table_on
-from engine.worker.states.operations import Convolution, DeltaRule, Scan
+from engine.worker.states.operations import ChannelScan, Convolution, DeltaRule, Scan
 from engine.worker.states.state_batch import StateBatch
+from engine.worker.states.torch_states import channel_scan
 
 _STATE_NUMBERS = 4096
 """Numbers of the part of a state that a program holds, in 32 registers of each of its 128 threads."""
@@ -95,6 +96,10 @@ class TritonStates:
             BY_CHANNEL=by_channel,
         )
         return output
+
+    def channel_scan(self, scan: ChannelScan, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
+        """See ``StateOps``. No kernel yet: in torch, token by token."""
+        return channel_scan(scan, pool, batch)
 
     def selective_scan(self, scan: Scan, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         """See ``StateOps``."""

@@ -12,7 +12,7 @@ from engine.worker.cpu.kernels.library import KernelUnavailable
 from engine.worker.cpu.state_kernels import state_kernels
 from engine.worker.gpu.ops import uses_triton
 from engine.worker.states import torch_states
-from engine.worker.states.operations import Convolution, DeltaRule, Scan
+from engine.worker.states.operations import ChannelScan, Convolution, DeltaRule, Scan
 from engine.worker.states.state_batch import StateBatch
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,9 @@ class StateOps(Protocol):
 
     def selective_scan(self, scan: Scan, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         """pool [num_slots, heads, head_size, state_size] in fp32 -> [num_tokens, heads, head_size]"""
+
+    def channel_scan(self, scan: ChannelScan, pool: torch.Tensor, batch: StateBatch) -> torch.Tensor:
+        """pool [num_slots, channels, state_size] in fp32 -> [num_tokens, channels] in fp32"""
 
 
 @cache

@@ -15,7 +15,6 @@ from engine.worker.states.drafted_states import DraftedStates
 from engine.worker.states.operations import ChannelScan, Convolution, DeltaRule, OverTokens, Scan
 from engine.worker.states.selection import select_state_ops
 from engine.worker.states.state_batch import StateBatch
-from engine.worker.states.torch_states import channel_scan
 
 ALIGNMENT = 16
 """Unit of memory accesses, in bytes."""
@@ -79,8 +78,8 @@ class LayerStates:
         return self._pool.run(lambda scan, batch: self._ops.selective_scan(scan, self.recurrent, batch), scan)
 
     def channel_scan(self, scan: ChannelScan) -> torch.Tensor:
-        """-> [num_tokens, channels] in fp32, in torch on all devices"""
-        return self._pool.run(lambda scan, batch: channel_scan(scan, self.recurrent, batch), scan)
+        """-> [num_tokens, channels] in fp32"""
+        return self._pool.run(lambda scan, batch: self._ops.channel_scan(scan, self.recurrent, batch), scan)
 
 
 class StatePool:

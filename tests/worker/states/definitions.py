@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from torch.nn.functional import softplus
 
-from engine.worker.states.operations import Convolution, DeltaRule, Scan
+from engine.worker.states.operations import ChannelScan, Convolution, DeltaRule, Scan
 from engine.worker.states.state_batch import StateBatch
 
 NUM_SLOTS = 12
@@ -186,3 +187,33 @@ def scan_inputs(sizes: Sizes, batch: StateBatch, dtype: torch.dtype) -> Inputs:
         dt_bias=noise(heads),
     )
     return scan, pool_of(batch, heads, head_size, state_size)
+
+
+def channel_scan_inputs(sizes: Sizes, batch: StateBatch, dtype: torch.dtype) -> Inputs:
+    channels, state_size = sizes.v_heads * sizes.v_size, sizes.k_size
+    scan = ChannelScan(
+        x=rows_of(batch, channels, dtype=dtype),
+        dt=rows_of(batch, channels, dtype=dtype),
+        b=rows_of(batch, state_size, dtype=dtype),
+        c=rows_of(batch, state_size, dtype=dtype),
+        a=-noise(channels, state_size).exp(),
+        dt_bias=noise(channels),
+    )
+    return scan, pool_of(batch, channels, state_size)
+
+
+def channel_scan_by_definition(scan: ChannelScan, pool: torch.Tensor, batch: StateBatch) -> Found:
+    """In fp64: the state decays by exp(dt a), takes in dt x b, and is read by c."""
+    x, dt, b, c, a = (each.double() for each in (scan.x, scan.dt, scan.b, scan.c, scan.a))
+    step = softplus(dt + scan.dt_bias.double())
+    output, left = torch.empty(x.shape, dtype=torch.float64), pool.double()
+    for start, count, source, target in zip(
+        batch.starts, batch.query_lens, batch.sources, batch.targets, strict=True
+    ):
+        state = torch.zeros(a.shape, dtype=torch.float64) if source == 0 else pool[source].double()
+        for token in range(start, start + count):
+            decay = (step[token, :, None] * a).exp()
+            state = state * decay + (step[token] * x[token])[:, None] * b[token]
+            output[token] = state @ c[token]
+        left[target] = state
+    return Found(output.float(), left.float())

@@ -22,6 +22,8 @@ from tests.worker.states.definitions import (
     Inputs,
     Sizes,
     batches,
+    channel_scan_by_definition,
+    channel_scan_inputs,
     conv_by_definition,
     conv_inputs,
     delta_rule_by_definition,
@@ -103,6 +105,17 @@ def test_scan_is_its_definition(
 
 @settings(max_examples=60, deadline=None)
 @DRAWN
+def test_scan_by_channel_is_its_definition(
+    kernels: StateKernels, sizes: Sizes, batch: StateBatch, dtype: torch.dtype, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    inputs = channel_scan_inputs(sizes, batch, dtype)
+    found = left_by(kernels.channel_scan, inputs, batch)
+    check(found, channel_scan_by_definition(*inputs, batch), inputs[-1], batch)
+
+
+@settings(max_examples=60, deadline=None)
+@DRAWN
 @pytest.mark.parametrize(("bias", "silu"), [(False, True), (True, True), (True, False)])
 def test_convolution_is_its_definition(
     kernels: StateKernels,
@@ -126,6 +139,7 @@ KERNELS: dict[str, Callable[[StateBatch], Inputs]] = {
     "causal_conv": (lambda batch: conv_inputs(SIZES[1], batch, torch.bfloat16, bias=True)),
     "gated_delta_rule": (lambda batch: delta_rule_inputs(SIZES[1], batch, torch.bfloat16)),
     "selective_scan": (lambda batch: scan_inputs(SIZES[1], batch, torch.bfloat16)),
+    "channel_scan": (lambda batch: channel_scan_inputs(SIZES[1], batch, torch.bfloat16)),
 }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers.models.falcon_mamba.modeling_falcon_mamba import mamba_selective_scan
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
 from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
 from transformers.models.qwen3_next.modeling_qwen3_next import (
@@ -15,9 +17,9 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_chunk_gated_delta_rule,
 )
 
-from engine.worker.states.operations import Convolution, DeltaRule, Scan
+from engine.worker.states.operations import ChannelScan, Convolution, DeltaRule, Scan
 from engine.worker.states.state_batch import StateBatch
-from engine.worker.states.torch_states import causal_conv, gated_delta_rule, selective_scan
+from engine.worker.states.torch_states import causal_conv, channel_scan, gated_delta_rule, selective_scan
 
 LENGTHS = (1, 2, 3, 64, 65, 131, 200)
 K_HEADS, V_HEADS, K_SIZE, V_SIZE = 2, 6, 8, 5
@@ -44,6 +46,7 @@ def random(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 WEIGHTS = torch.Generator().manual_seed(7)
 KERNEL, KERNEL_BIAS = random((CHANNELS, WIDTH), WEIGHTS), random((CHANNELS,), WEIGHTS)
+CHANNEL_A = -random((HEADS, STATE_SIZE), torch.Generator().manual_seed(9)).exp()
 A, D, DT_BIAS = -random((HEADS,), WEIGHTS).exp(), random((HEADS,), WEIGHTS), random((HEADS,), WEIGHTS)
 
 
@@ -102,6 +105,23 @@ def expected_scan(each: Inputs) -> torch.Tensor:
     return output[0]
 
 
+def channel_scan_inputs(n: int, generator: torch.Generator) -> Inputs:
+    return {
+        "x": random((n, HEADS), generator),
+        "dt": random((n, HEADS), generator),
+        "b": random((n, STATE_SIZE), generator),
+        "c": random((n, STATE_SIZE), generator),
+    }
+
+
+def expected_channel_scan(each: Inputs) -> torch.Tensor:
+    x, dt, b, c = (each[name].t()[None] for name in ("x", "dt", "b", "c"))
+    scanned: Any = mamba_selective_scan
+    output = scanned(x, dt, CHANNEL_A, b, c, delta_bias=DT_BIAS, delta_softplus=True)
+    assert isinstance(output, torch.Tensor)
+    return output[0].t()
+
+
 CASES = {
     "causal_conv": conv_case(None, silu=False),
     "causal_conv with a bias and SiLU": conv_case(KERNEL_BIAS, silu=True),
@@ -122,6 +142,14 @@ CASES = {
         lambda each, pool, batch: selective_scan(Scan(**each, a=A, d=D, dt_bias=DT_BIAS), pool, batch),
         expected_scan,
         (HEADS, HEAD_SIZE, STATE_SIZE),
+    ),
+    "channel_scan": Case(
+        channel_scan_inputs,
+        lambda each, pool, batch: channel_scan(
+            ChannelScan(**each, a=CHANNEL_A, dt_bias=DT_BIAS), pool, batch
+        ),
+        expected_channel_scan,
+        (HEADS, STATE_SIZE),
     ),
 }
 
@@ -208,6 +236,7 @@ def test_inputs_in_bf16_keep_their_dtype(case: Case) -> None:
     generator = torch.Generator().manual_seed(4)
     each = {name: tensor.bfloat16() for name, tensor in case.make(90, generator).items()}
     output = case.run(each, make_pool(case, 2), batch_of((90, 0, 1)))
-    assert output.dtype == torch.bfloat16
+    is_wide = case is CASES["channel_scan"]  # whose outputs are gated in fp32
+    assert output.dtype == (torch.float32 if is_wide else torch.bfloat16)
     exact = case.run({name: t.float() for name, t in each.items()}, make_pool(case, 2), batch_of((90, 0, 1)))
     torch.testing.assert_close(output.float(), exact, atol=1e-2, rtol=1e-2)

@@ -1,6 +1,7 @@
 // The C interface of the kernels for models with states. Works on raw addresses; knows neither torch nor requests.
 
 #include "causal_conv.h"
+#include "channel_scan.h"
 #include "delta_rule.h"
 #include "selective_scan.h"
 
@@ -31,6 +32,10 @@ extern "C" void continuum_selective_scan(const SelectiveScan* scan, const StateB
         run_states<SelectiveScanStep<Bf16>>(*scan, *batch, num_threads);
     else
         run_states<SelectiveScanStep<float>>(*scan, *batch, num_threads);
+}
+
+extern "C" void continuum_channel_scan(const ChannelScan* scan, const StateBatch* batch, std::int64_t num_threads) {
+    run_states<ChannelScanStep>(*scan, *batch, num_threads);
 }
 
 extern "C" void continuum_causal_conv(const CausalConv* conv, const StateBatch* batch, std::int64_t num_threads) {
