@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -137,5 +137,5 @@ def whole_number(request: Request, name: str, default: int, low: int, high: int)
     return int(text)
 
 
-def json_response(body: msgspec.Struct) -> Response:
+def json_response(body: msgspec.Struct | Sequence[msgspec.Struct]) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")

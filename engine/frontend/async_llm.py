@@ -85,6 +85,7 @@ class AsyncLLM(EngineOperations):
         self._validator = GrammarValidator(lambda: TokenTable.of(self.tokenizer, self.ready.vocab_size))
         self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults, self._validator)
         self.check_grammar = self._inputs.check_grammar
+        self.check_prompt = self._inputs.check_prompt
         clock = self._clock
         interval = config.scheduler.stream_interval
         self._outputs = OutputProcessor(self.tokenizer, clock, log_stats=log_stats, stream_interval=interval)

@@ -106,6 +106,8 @@ VALID_BODIES: dict[str, list[dict[str, Any]]] = {
         {"prompt": [[5, 6], [7]], "max_tokens": 2, "stream": True, "structured_outputs": {"regex": "a+"}},
         {"prompt": [5, 6, 7], "max_tokens": 2, "structured_outputs": {"choice": ["a", "b"]}},
     ],
+    "/v1/chat/completions/render": [{**_SAMPLING, "messages": _CHAT, "tools": [_TOOL]}],
+    "/v1/completions/render": [{**_SAMPLING, "prompt": [[5, 6], [7]]}],
     "/tokenize": [{"model": "tiny", "messages": _CHAT, "tools": [_TOOL]}, {"prompt": "Once"}],
     "/detokenize": [{"model": "tiny", "tokens": [5, 6, 7]}],
     "/trace": [{"enabled": False}, {"enabled": False, "name": "trace.jsonl"}],

@@ -87,7 +87,8 @@ def complete(http: httpx.Client, prompt: str, **fields: object) -> list[int]:
     """Runs a completion to its full length; returns the tokens of its prompt."""
     body = {"prompt": prompt, "max_tokens": 2, "ignore_eos": True, **fields}
     assert http.post("/v1/completions", json=body).status_code == 200
-    tokens: list[int] = http.post("/tokenize", json={"prompt": prompt}).json()["tokens"]
+    [rendered] = http.post("/v1/completions/render", json=body).json()
+    tokens: list[int] = rendered["token_ids"]
     return tokens
 
 

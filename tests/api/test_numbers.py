@@ -44,6 +44,8 @@ SHORT: dict[str, dict[str, Any]] = {
         "logprobs": True,
     },
     "/v1/completions": {"prompt": "hi", "max_tokens": 1},
+    "/v1/chat/completions/render": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions/render": {"prompt": "hi"},
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/responses": {"input": "hi", "max_output_tokens": 1, "store": False},

@@ -45,7 +45,9 @@ FOR_OPERATORS = {
 FOR_ALL = POOLING_BODIES.keys() | {
     "/",
     "/v1/chat/completions",
+    "/v1/chat/completions/render",
     "/v1/completions",
+    "/v1/completions/render",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/models",

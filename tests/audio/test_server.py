@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from tests.audio.sounds import audio_url, base64_of, file_of, heard, input_audio
 from tests.child_processes import children_of
 from tests.media.pictures import image_url, png
 from tests.pictures.picture_engine import SIZES, tokens_of
+from tests.processes.event_subscriber import free_ports, subscriber
 
 pytestmark = pytest.mark.slow
 CHAT = "/v1/chat/completions"
+BLOCK = 16
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
@@ -76,6 +79,46 @@ def test_the_next_turn_finds_the_clip_in_its_cache(server: Server) -> None:
     cached = second.usage.prompt_tokens_details.cached_tokens
     assert cached is not None
     assert cached > first.usage.prompt_tokens - 16 - 8, "all but the block that was not full"
+
+
+def test_gateways_find_the_blocks_of_media(folder: Path) -> None:
+    """The tokens, hashes and places of a rendered prompt are those in the KV events of its blocks."""
+    published, replayed, pins = (f"tcp://127.0.0.1:{port}" for port in free_ports(3))
+    config = {"enable_kv_cache_events": True, "endpoint": published, "replay_endpoint": replayed}
+    flags = ("--kv-events-config", json.dumps({**config, "pins_endpoint": pins}))
+    body = {"messages": [user(text("which?"), input_audio(wav(1.9, 5)), image_url(png()))], "max_tokens": 1}
+    with (
+        subscriber(published, replay=replayed) as reads,
+        running_server(folder, "--num-gpu-blocks-override", "600", *flags) as running,
+        posting(running) as post,
+    ):
+        rendered = post(f"{CHAT}/render", **body).json()
+        answer = post(CHAT, **body, return_token_ids=True).json()
+        num_blocks = len(answer["prompt_token_ids"]) // BLOCK
+        stored = reads.read_until(lambda events: len(blocks_of(events)) >= num_blocks)
+    assert rendered["token_ids"] == answer["prompt_token_ids"]
+    features = rendered["features"]
+    places = features["mm_placeholders"]
+    assert sorted(features["mm_hashes"]) == sorted(places) == ["audio", "image"]
+    told = {
+        (content_hash, place["offset"])
+        for kind, hashes in features["mm_hashes"].items()
+        for content_hash, place in zip(hashes, places[kind], strict=True)
+    }
+    blocks = blocks_of(stored)
+    assert [token for tokens, _ in blocks for token in tokens] == rendered["token_ids"][: num_blocks * BLOCK]
+    found = {(key[0], i * BLOCK + key[1]) for i, (_, keys) in enumerate(blocks) for key in keys or ()}
+    assert found == told
+
+
+def blocks_of(events: list[dict[str, Any]]) -> list[tuple[list[int], list[Any] | None]]:
+    """The tokens and extra keys of the stored blocks of one sequence, in its order."""
+    return [
+        (event["token_ids"][i * BLOCK : (i + 1) * BLOCK], keys)
+        for event in events
+        if event["type"] == "BlockStored"
+        for i, keys in enumerate(event["extra_keys"])
+    ]
 
 
 def test_responses_take_audio_and_pictures(server: Server) -> None:

@@ -123,6 +123,7 @@ def test_a_server_takes_and_returns_token_ids(server: str, whole: Path) -> None:
         ("/v1/completions", {"prompt": PROMPT, "echo": True}, "echo"),
         ("/v1/completions", {"prompt": PROMPT, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}, "messages"),
+        ("/v1/chat/completions/render", {"messages": [{"role": "user", "content": "Hello"}]}, "messages"),
         ("/v1/responses", {"input": "Hello"}, "messages"),
         ("/tokenize", {"prompt": "A text"}, "prompt"),
         ("/detokenize", {"tokens": PROMPT}, "tokens"),

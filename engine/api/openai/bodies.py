@@ -191,6 +191,32 @@ class Completion(msgspec.Struct, kw_only=True):
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
+class MediaPlace(msgspec.Struct):
+    """Where the tokens of a picture or clip are in a prompt."""
+
+    offset: int
+    length: int
+
+
+class MediaFeatures(msgspec.Struct):
+    """The pictures and clips of a rendered prompt by kind, in V1's format. The hashes are those in the
+    ``extra_keys`` of KV events."""
+
+    mm_hashes: dict[str, list[str]]
+    mm_placeholders: dict[str, list[MediaPlace]]
+
+
+class RenderedPrompt(msgspec.Struct, kw_only=True):
+    """A prompt as the engine would get it: V1's answer of its render endpoints."""
+
+    request_id: str
+    token_ids: list[int]
+    features: MediaFeatures | None
+    sampling_params: dict[str, Any]
+    """The parameters of the generation under V1's names."""
+    model: str
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     """A model's description for clients of OpenAI and of Anthropic."""
 

@@ -29,6 +29,7 @@ from engine.api.openai.protocol import CompletionRequest
 from engine.api.openai.routed_experts import encoded_experts
 from engine.api.service.limits import Permit
 from engine.api.service.model import Model
+from engine.api.turn.conversation_turn import RenderedTurn
 from engine.api.turn.usage import TurnUsage, receipt_of_all, usage_of
 from engine.errors import RequestError
 from engine.frontend.detokenizer import token_decoder
@@ -112,6 +113,20 @@ class CompletionTurn:
                     self._latest[index] = output
                     yield index, output
 
+    async def render(self) -> dict[str, RenderedTurn]:
+        """Returns each prompt and the parameters of its generation by request id, without running them."""
+        self._server.check_params(self._params)
+        turns = {}
+        for index, prompt in enumerate(self._prompts):
+            tokens = await self._encode(prompt)
+            self._server.engine.check_prompt(tokens)
+            params = msgspec.structs.replace(self._params, max_tokens=self._max_tokens(len(tokens)))
+            turns[self._request_id(index)] = RenderedTurn(tokens, (), params)
+        return turns
+
+    def _request_id(self, index: int) -> str:
+        return self._id if len(self._prompts) == 1 else f"{self._id}-{index}"
+
     async def _streams(
         self, params: SamplingParams, permit: Permit
     ) -> list[AsyncGenerator[RequestOutput, None]]:
@@ -125,7 +140,7 @@ class CompletionTurn:
             self._server.generation.generate(
                 prompt,
                 msgspec.structs.replace(params, max_tokens=self._max_tokens(len(prompt))),
-                self._id if len(prompts) == 1 else f"{self._id}-{index}",
+                self._request_id(index),
                 self._context,
                 permit=permit,
                 on_accepted=self._on_accepted,

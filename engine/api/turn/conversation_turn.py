@@ -21,7 +21,7 @@ from engine.api.turn.usage import TurnUsage
 from engine.errors import EngineGenerateError
 from engine.frontend.request_output import RequestOutput
 from engine.media.store import MediaLease
-from engine.records.messages import RequestContext, TurnReceipt
+from engine.records.messages import MediaSpan, RequestContext, TurnReceipt
 from engine.records.sampling_params import RequestOutputKind, SamplingParams
 from engine.structured_output.reply_grammar import (
     ReplyGrammar,
@@ -51,6 +51,15 @@ class TurnOutput:
     usage: TurnUsage
     finished: bool = False
     receipt: TurnReceipt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedTurn:
+    """A prompt as the engine gets it, and the parameters of its generation."""
+
+    token_ids: list[int]
+    media: tuple[MediaSpan, ...]
+    params: SamplingParams
 
 
 class ConversationTurn:
@@ -116,6 +125,17 @@ class ConversationTurn:
                             turn.answers = [_end_of(answer) for answer in turn.answers]
                         await self._close(turn)
                     yield turn
+
+    async def render(self) -> RenderedTurn:
+        """Returns the prompt and the parameters of the turn's generation, without running it."""
+        conversation = self._conversation
+        self._server.check_params(conversation.params)
+        with self._server.media_lease() as lease:
+            token_ids, context = await self._prompt(conversation.context.owner, lease)
+        self._server.engine.check_prompt(token_ids)
+        tail = self._server.engine.tokenizer.decode(token_ids[-TAIL_TOKENS:])
+        params = self._params(RequestOutputKind.FINAL_ONLY, len(token_ids), tail, self._grammar(tail))
+        return RenderedTurn(token_ids, context.media, params)
 
     async def _prompt(self, owner: str | None, lease: MediaLease | None) -> tuple[list[int], RequestContext]:
         """Returns the prompt's tokens, and the context with the counts of its messages and its media."""
