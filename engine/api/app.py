@@ -29,7 +29,7 @@ from engine.api.http.hosts import HostMiddleware
 from engine.api.http.middleware import BodyLimitMiddleware, OriginMiddleware, RequestIdMiddleware
 from engine.api.http.unknown_paths import allowed_methods, unknown_path_message, wrong_method_message
 from engine.api.lora import endpoints as lora
-from engine.api.openai import chat, completions, models, render, tokens
+from engine.api.openai import chat, completions, generate, models, render, tokens
 from engine.api.openai_responses import conversation_items, conversations
 from engine.api.openai_responses import endpoints as responses
 from engine.api.openai_responses.keeper import ResponseKeeper
@@ -47,6 +47,7 @@ ROUTERS = (
     lora.router,
     tokens.router,
     render.router,
+    generate.router,
     pooling.router,
     jobs.router,
     operations.router,

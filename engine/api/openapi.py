@@ -72,8 +72,8 @@ def _answers(operation: Schema, path: str) -> Schema:
     if path == "/metrics":
         return {"text/plain": {"schema": {"type": "string"}}}
     answers: Schema = {"application/json": {"schema": {}}}
-    if "stream" in _body_schema(operation).get("properties", {}):
-        answers[sse.MEDIA_TYPE] = {"schema": {"type": "string"}}
+    if "stream" in _body_schema(operation).get("properties", {}) and not path.endswith("/render"):
+        answers[sse.MEDIA_TYPE] = {}  # OpenAPI 3.1 has no schema for the events of a stream
     return answers
 
 

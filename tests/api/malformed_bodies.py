@@ -108,6 +108,10 @@ VALID_BODIES: dict[str, list[dict[str, Any]]] = {
     ],
     "/v1/chat/completions/render": [{**_SAMPLING, "messages": _CHAT, "tools": [_TOOL]}],
     "/v1/completions/render": [{**_SAMPLING, "prompt": [[5, 6], [7]]}],
+    "/inference/v1/generate": [
+        {"token_ids": [5, 6], "sampling_params": {**_SAMPLING, "logprobs": 2}, "request_id": "mine"},
+        {"token_ids": [7], "sampling_params": {"max_tokens": 2}, "stream": True},
+    ],
     "/tokenize": [{"model": "tiny", "messages": _CHAT, "tools": [_TOOL]}, {"prompt": "Once"}],
     "/detokenize": [{"model": "tiny", "tokens": [5, 6, 7]}],
     "/trace": [{"enabled": False}, {"enabled": False, "name": "trace.jsonl"}],

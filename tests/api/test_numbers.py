@@ -46,6 +46,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 1},
     "/v1/chat/completions/render": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions/render": {"prompt": "hi"},
+    "/inference/v1/generate": {"token_ids": [5], "sampling_params": {"max_tokens": 1}},
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/responses": {"input": "hi", "max_output_tokens": 1, "store": False},

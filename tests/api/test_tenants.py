@@ -48,6 +48,7 @@ FOR_ALL = POOLING_BODIES.keys() | {
     "/v1/chat/completions/render",
     "/v1/completions",
     "/v1/completions/render",
+    "/inference/v1/generate",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/models",

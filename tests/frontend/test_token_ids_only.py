@@ -112,6 +112,9 @@ def test_a_server_takes_and_returns_token_ids(server: str, whole: Path) -> None:
     assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
     streamed = httpx.post(f"{server}/v1/completions", json={**body, "stream": True}, timeout=60).text
     assert streamed.rstrip().endswith("data: [DONE]")
+    tokens = {"token_ids": PROMPT, "sampling_params": GREEDY}
+    [alone] = httpx.post(f"{server}/inference/v1/generate", json=tokens, timeout=60).json()["choices"]
+    assert alone["token_ids"] == choice["token_ids"]
 
 
 @pytest.mark.slow

@@ -217,6 +217,27 @@ class RenderedPrompt(msgspec.Struct, kw_only=True):
     model: str
 
 
+class TokensChoice(msgspec.Struct, kw_only=True):
+    index: int
+    token_ids: list[int]
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None
+    routed_experts: str | UnsetType = UNSET
+    """See ``encoded_experts``; not in streams."""
+
+
+class Generated(msgspec.Struct, kw_only=True):
+    """V1's answer with token ids, and also each chunk of a streamed one."""
+
+    request_id: str
+    model: str
+    created: int
+    usage: Usage | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+    choices: list[TokensChoice]
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     """A model's description for clients of OpenAI and of Anthropic."""
 

@@ -181,10 +181,7 @@ class CompletionTurn:
         return prompt if isinstance(prompt, str) else tokenizer.decode(token_ids)
 
     def _max_tokens(self, num_prompt_tokens: int) -> int | None:
-        """OpenAI's short default, clamped to the rest of the context."""
-        if self._body.max_tokens is not None or self._body.replay_token_ids is not None:
-            return self._body.max_tokens
-        return max(1, min(DEFAULT_MAX_TOKENS, self._server.max_model_len - num_prompt_tokens))
+        return completion_limit(self._body, num_prompt_tokens, self._server.max_model_len)
 
     async def complete(self) -> Completion:
         """Generates and returns the complete response."""
@@ -306,6 +303,13 @@ class CompletionTurn:
         first = prompt_index * self._n
         texts = ["".join(self._texts.get(first + number, ())) for number in range(self._n)]
         return [call for call in map(read_fenced_command, texts) if call is not None]
+
+
+def completion_limit(body: CompletionRequest, num_prompt_tokens: int, max_model_len: int) -> int | None:
+    """The request's ``max_tokens``, or OpenAI's short default, clamped to the rest of the context."""
+    if body.max_tokens is not None or body.replay_token_ids is not None:
+        return body.max_tokens
+    return max(1, min(DEFAULT_MAX_TOKENS, max_model_len - num_prompt_tokens))
 
 
 def _without_finish(choice: CompletionChoice) -> CompletionChoice:

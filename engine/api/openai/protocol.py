@@ -372,6 +372,40 @@ class CompletionRequest(GenerationRequest):
         return cast(list[str | list[int]], prompt)
 
 
+_OF_SAMPLING = frozenset(
+    (*_SAMPLING_FIELDS, "max_tokens", "logprobs", "structured_outputs", "repetition_detection")
+)
+
+
+class GenerateRequest(BaseModel):
+    """Body of POST /inference/v1/generate, V1's. The fields that identify a job are those of a completion."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    request_id: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    token_ids: Annotated[ListOf[TokenId], Field(min_length=1)]
+    sampling_params: dict[str, Any]
+    stream: bool | None = None
+    features: Any = None
+
+    @model_validator(mode="after")
+    def _check_tokens(self) -> Self:
+        if self.features is not None:
+            raise RequestError(
+                "features must be null: pictures and audio are read by /v1/chat/completions only.", "features"
+            )
+        return self
+
+    def completion(self) -> CompletionRequest:
+        """The completion that this asks for; ValidationError if a parameter is of a wrong type."""
+        whole = {"model": self.model, "stream": self.stream, **(self.model_extra or {})}
+        asked = {name: value for name, value in whole.items() if name not in _OF_SAMPLING}
+        known = CompletionRequest.model_fields.keys() - _OF_SAMPLING
+        asked |= {name: value for name, value in self.sampling_params.items() if name not in known}
+        return CompletionRequest.model_validate({**asked, "prompt": self.token_ids, "echo": None})
+
+
 class TokenizeRequest(BaseModel):
     """Body of POST /tokenize: a prompt, or the messages of a chat."""
 
