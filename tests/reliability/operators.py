@@ -192,7 +192,8 @@ class Rounds:
     def hand_over(self, first: Operated, second: Operated, *, must: bool) -> None:
         """Does what a proxy does; the second server uses its own weights, whatever the first one's."""
         prompt = self._question()
-        if self.world.body(prompt).get("n", 1) > 1:
+        body = self.world.body(prompt)
+        if body.get("sampling_params", body).get("n", 1) > 1:
             return
         answer = first.ask(prompt, None, kv_transfer_params=ORDER)
         if answer.status_code != 200:
