@@ -67,6 +67,12 @@ def posting(server: Server) -> Iterator[Callable[..., httpx.Response]]:
         yield post
 
 
+def only_complaint(stderr: str) -> str:
+    """The one line on stderr besides the progress of a start that takes long."""
+    [line] = [line for line in stderr.splitlines() if not line.endswith(" s elapsed.")]
+    return line
+
+
 def is_alive(pid: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()

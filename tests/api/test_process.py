@@ -20,7 +20,7 @@ from continuum.cli.main import main
 from engine.api.config import ServerConfig
 from engine.api.processes.listener import begin_listening, bound_socket
 from engine.errors import EngineError
-from tests.api.server import Server, is_alive, running_server
+from tests.api.server import Server, is_alive, only_complaint, running_server
 from tests.processes.event_subscriber import free_ports
 
 ENDLESS = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
@@ -110,8 +110,7 @@ def test_a_killed_server_takes_its_core_along(long_model: Path, tmp_path: Path) 
 def start_up_error(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 1) -> str:
     """Returns the one line that a failed start leaves on stderr."""
     assert main(["serve", *arguments]) == code
-    [line] = capsys.readouterr().err.splitlines()
-    return line
+    return only_complaint(capsys.readouterr().err)
 
 
 def test_a_missing_model_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
