@@ -125,10 +125,10 @@ class MediaInputs:
 
     def _model(self, kind: MediaKind) -> PictureModel | AudioModel:
         """How the model reads this kind. RequestError if it does not, or its files cannot be decoded here."""
-        model = None if self._models is None or self._placeholders is None else self._models.of(kind)
+        models = None if self._placeholders is None else self._models
+        model = None if models is None else models.of(kind)
         if model is None:
-            has_none = self._models is None or self._placeholders is None
-            reads = "text only" if has_none or self._models is None else f"text and {self._models.nouns} only"
+            reads = "text only" if models is None else f"text and {models.nouns} only"
             raise RequestError(f"This model reads {reads}, got a {kind.noun}.", "multi_modal_data")
         if self._reader is None or self._reader.models.of(kind) is None:
             raise RequestError(f"{kind.noun.capitalize()}s need: {INSTALLS[kind]}.", "multi_modal_data")

@@ -22,10 +22,17 @@ from engine.media.decoder_process import (
 from engine.media.limits import MediaFailure, MediaFault
 from engine.process.limited_child import read_message, write_message
 from engine.process.spawn import spawn_command
-from engine.records.media import MediaModel, MediaSize, PictureModel
+from engine.records.media import MediaKind, MediaModel, MediaSize, PictureModel
 
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG")
 """The only environment variables that the process gets: others may hold secrets."""
+
+
+_PROCESSES = {
+    MediaKind.IMAGE: ("engine.media.decoder_process", TIME_LIMIT_S),
+    MediaKind.AUDIO: ("engine.media.audio_process", CLIP_TIME_LIMIT_S),
+}
+"""The module of each kind's process, and its limit of time."""
 
 
 class MediaDecoder:
@@ -33,10 +40,9 @@ class MediaDecoder:
 
     def __init__(self, model: MediaModel) -> None:
         self._model = model
-        is_picture = isinstance(model, PictureModel)
-        self._noun = "picture" if is_picture else "clip"
-        self._time_limit_s = TIME_LIMIT_S if is_picture else CLIP_TIME_LIMIT_S
-        self._module = "engine.media.decoder_process" if is_picture else "engine.media.audio_process"
+        kind = MediaKind.IMAGE if isinstance(model, PictureModel) else MediaKind.AUDIO
+        self._noun = kind.noun
+        self._module, self._time_limit_s = _PROCESSES[kind]
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False

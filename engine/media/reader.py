@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 MAX_KNOWN_URLS = 16384
 READ_THREADS = 2
 """Threads that decode base64 and hash."""
-
-
 _LIBRARIES = {MediaKind.IMAGE: ("PIL",), MediaKind.AUDIO: ("soundfile", "soxr")}
 INSTALLS = {
     MediaKind.IMAGE: "pip install 'continuum-engine[pictures]'",
@@ -49,10 +47,13 @@ def can_decode(kind: MediaKind) -> bool:
 
 def decodable(models: MediaModels | None) -> MediaModels | None:
     """The kinds that a model reads and this installation decodes; None if there are none."""
-    read = (
-        {} if models is None else {str(kind): model for kind, model in models.all.items() if can_decode(kind)}
+    if models is None:
+        return None
+    read = MediaModels(
+        models.image if can_decode(MediaKind.IMAGE) else None,
+        models.audio if can_decode(MediaKind.AUDIO) else None,
     )
-    return MediaModels(**read) if read else None  # type: ignore[arg-type]
+    return read if read.all else None
 
 
 @dataclass(frozen=True, slots=True)

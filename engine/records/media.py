@@ -194,9 +194,10 @@ class AudioModel(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
         assert isinstance(size, ClipSize)
         if self.min_samples <= size.num_samples <= self.max_samples:
             return None
-        has = round(size.num_samples / self.sampling_rate, 2)
-        least, most = (each / self.sampling_rate for each in (self.min_samples, self.max_samples))
-        told = f"more than {most:g}" if has > most else f"{has:g}"
+        has, least, most = (
+            each / self.sampling_rate for each in (size.num_samples, self.min_samples, self.max_samples)
+        )
+        told = f"more than {most:g}" if has > most else f"{has:.2g}"
         return f"has {told} s; this model reads clips of {least:g} s to {most:g} s"
 
     @property

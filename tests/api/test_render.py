@@ -145,6 +145,26 @@ def test_sampling_parameters_name_no_job(http: httpx.Client) -> None:
     assert http.get("/v1/jobs/smuggled").status_code == 404
 
 
+def test_what_belongs_to_a_request_stays_with_its_tokens(http: httpx.Client) -> None:
+    """Sent on, they find KV of the same salt only, and are streamed where that was asked."""
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "salted " * 40}], "max_tokens": 1}
+    salted = rendered(http, CHAT, **asked, cache_salt="secret", priority=3)
+    plain = rendered(http, CHAT, **asked)
+    assert (salted["cache_salt"], salted["priority"], salted["stream"]) == ("secret", 3, False)
+    assert "cache_salt" not in plain
+    cached = []
+    for prompt in (salted, plain, salted):
+        usage = http.post(GENERATE, json={**prompt, "priority": 0}).json()["usage"]
+        cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+    assert cached[:2] == [0, 0]
+    assert cached[2] > 0
+    streamed = rendered(http, CHAT, **asked, stream=True, stream_options={"include_usage": True})
+    with http.stream("POST", GENERATE, json=streamed) as response:
+        *_, last, done = events(response)
+    assert done == "[DONE]"
+    assert json.loads(last)["usage"]["completion_tokens"] == 1
+
+
 def test_a_rendering_begins_no_job(http: httpx.Client) -> None:
     rendered(http, CHAT, messages=HELLO, job_id="only-rendered")
     rendered(http, COMPLETIONS, prompt="hi", job_id="only-rendered")

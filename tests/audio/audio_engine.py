@@ -15,7 +15,7 @@ from engine.records.media import MediaModels
 from engine.records.messages import MediaSpan, RequestContext
 from tests.audio import audio_folders
 from tests.pictures import picture_folders
-from tests.pictures.picture_engine import SIZES, greedy
+from tests.pictures.picture_engine import SIZES, greedy, run
 from tests.worker.generation import random_tokens
 
 Part = int | audio_folders.Clip | picture_folders.Picture
@@ -59,12 +59,7 @@ class AudioEngine:
         self.llm.engine.add_request(name, prompt[0], greedy(num_tokens), RequestContext(media=prompt[1]))
 
     def run(self) -> dict[str, RequestOutput]:
-        """Runs all requests; returns the last output of each by its id."""
-        outputs: dict[str, RequestOutput] = {}
-        while self.llm.engine.has_unfinished_requests():
-            outputs |= {output.request_id: output for output in self.llm.engine.step()}
-        self.llm.engine.check_invariants()
-        return outputs
+        return run(self.llm)
 
     def ask(self, prompt: Prompt, num_tokens: int = 12) -> RequestOutput:
         self.add("asked", prompt, num_tokens)

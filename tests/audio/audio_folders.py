@@ -15,12 +15,12 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from engine.records.media import AudioModel, ClipSize
 from engine.records.messages import MediaSpan
+from tests.pictures.picture_folders import TEXT, VOCAB_SIZE
 from tests.worker.loading.multimodal_folders import random_weights
 
 Clip = npt.NDArray[np.float32]
 
 RATE = 16_000
-VOCAB_SIZE = 544
 NUM_BINS = 16
 TOKENS = (
     *("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"),
@@ -35,18 +35,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 """A template in the form of Qwen2.5-Omni's."""
-_TEXT = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 8192,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
 _WHISPER = {
     "num_mel_bins": NUM_BINS,
     "d_model": 32,
@@ -72,9 +60,9 @@ def _rope(*sections: int) -> dict[str, Any]:
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "qwen2_audio": {"text_config": {**_TEXT, "model_type": "qwen2"}, "audio_config": _WHISPER},
+    "qwen2_audio": {"text_config": {**TEXT, "model_type": "qwen2"}, "audio_config": _WHISPER},
     "voxtral": {
-        "text_config": {**_TEXT, "model_type": "llama", "head_dim": 16},
+        "text_config": {**TEXT, "model_type": "llama", "head_dim": 16},
         "audio_config": {
             "num_mel_bins": NUM_BINS,
             "hidden_size": 32,
@@ -86,7 +74,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gemma4": {
         "text_config": {
-            **_TEXT,
+            **TEXT,
             "head_dim": 16,
             "global_head_dim": 32,
             "sliding_window": 12,
@@ -107,13 +95,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": None,
     },
     "qwen2_5_omni_thinker": {
-        "text_config": {**_TEXT, "rope_parameters": _rope(2, 3, 3)},
+        "text_config": {**TEXT, "rope_parameters": _rope(2, 3, 3)},
         "audio_config": {**_WHISPER, "n_window": 10, "output_dim": 64},
         "vision_config": {**_VISION, "window_size": 16, "fullatt_block_indexes": [1]},
     },
     "qwen3_omni_moe_thinker": {
         "text_config": {
-            **_TEXT,
+            **TEXT,
             "head_dim": 32,
             "rope_parameters": _rope(6, 5, 5),
             "num_experts": 6,

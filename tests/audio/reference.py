@@ -11,6 +11,7 @@ import torch
 from transformers import AutoFeatureExtractor, Gemma4AudioFeatureExtractor
 
 from tests.audio.audio_folders import RATE, Clip, class_of
+from tests.worker.generation import continued
 
 _PADDING: dict[str, dict[str, Any]] = {
     "qwen2_audio": {"padding": "max_length"},
@@ -76,15 +77,5 @@ class AudioReference:
         self, prompt: list[int], clips: Sequence[Clip], max_tokens: int, **inputs: torch.Tensor
     ) -> list[int]:
         """The tokens that follow; ``inputs``: those of pictures."""
-        input_ids = torch.tensor([prompt])
-        output = self.model.generate(
-            input_ids=input_ids,
-            attention_mask=torch.ones_like(input_ids),
-            **(self.features(clips) if clips else {}),
-            **inputs,
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        tokens: list[int] = output[0, len(prompt) :].tolist()
-        return tokens
+        heard = self.features(clips) if clips else {}
+        return continued(self.model, prompt, max_tokens, **heard, **inputs)

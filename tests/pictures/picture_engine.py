@@ -38,6 +38,15 @@ def prompt_of(
     return tokens, tuple(media)
 
 
+def run(llm: LLM) -> dict[str, RequestOutput]:
+    """Runs all requests; returns the last output of each by its id."""
+    outputs: dict[str, RequestOutput] = {}
+    while llm.engine.has_unfinished_requests():
+        outputs |= {output.request_id: output for output in llm.engine.step()}
+    llm.engine.check_invariants()
+    return outputs
+
+
 class PictureEngine:
     """Takes prompts with pictures and returns outputs."""
 
@@ -64,12 +73,7 @@ class PictureEngine:
         self.llm.engine.add_request(name, tokens, params or greedy(), asked)
 
     def run(self) -> dict[str, RequestOutput]:
-        """Runs all requests; returns the last output of each by its id."""
-        outputs: dict[str, RequestOutput] = {}
-        while self.llm.engine.has_unfinished_requests():
-            outputs |= {output.request_id: output for output in self.llm.engine.step()}
-        self.llm.engine.check_invariants()
-        return outputs
+        return run(self.llm)
 
     def ask(
         self, prompt: tuple[list[int], tuple[MediaSpan, ...]], params: SamplingParams | None = None

@@ -26,7 +26,7 @@ ROW_TOKENS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 VOCAB_SIZE = 544
 PATCH, MERGE = 4, 2
 FACTOR = PATCH * MERGE
-_TEXT = {
+TEXT = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -48,7 +48,7 @@ _VISION = {
     "temporal_patch_size": 2,
     "out_hidden_size": 64,
 }
-_MISTRAL = {**_TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": None}
+_MISTRAL = {**TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": None}
 _PIXTRAL = {
     "model_type": "pixtral",
     "hidden_size": 32,
@@ -66,7 +66,7 @@ def _rope(*sections: int, **more: Any) -> dict[str, Any]:
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {
-        "text_config": {**_TEXT, "rope_parameters": _rope(2, 3, 3)},
+        "text_config": {**TEXT, "rope_parameters": _rope(2, 3, 3)},
         "vision_config": {
             "depth": 2,
             "embed_dim": 32,
@@ -76,16 +76,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "qwen2_5_vl": {
-        "text_config": {**_TEXT, "rope_parameters": _rope(2, 3, 3)},
+        "text_config": {**TEXT, "rope_parameters": _rope(2, 3, 3)},
         "vision_config": {**_VISION, "window_size": 16, "fullatt_block_indexes": [1]},
     },
     "qwen3_vl": {
-        "text_config": {**_TEXT, "head_dim": 32, "rope_parameters": _rope(6, 5, 5)},
+        "text_config": {**TEXT, "head_dim": 32, "rope_parameters": _rope(6, 5, 5)},
         "vision_config": {**_VISION, "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 64},
     },
     "qwen3_5": {
         "text_config": {
-            **_TEXT,
+            **TEXT,
             "head_dim": 24,
             "linear_num_key_heads": 2,
             "linear_num_value_heads": 4,

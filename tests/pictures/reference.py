@@ -11,6 +11,7 @@ from transformers import AutoImageProcessor
 
 from engine.records.messages import MediaSpan
 from tests.pictures.picture_folders import FACTOR, Picture
+from tests.worker.generation import continued
 from tests.worker.loading.multimodal_folders import code_of
 
 
@@ -31,19 +32,9 @@ class PictureReference:
     def greedy(
         self, prompt: list[int], media: Sequence[MediaSpan], pictures: Sequence[Picture], max_tokens: int
     ) -> list[int]:
-        input_ids = torch.tensor([prompt])
         inputs = self.processed(pictures) if pictures else {}
         if self.has_kinds:
             inputs["mm_token_type_ids"] = torch.zeros(1, len(prompt), dtype=torch.int)
             for span in media:
                 inputs["mm_token_type_ids"][0, span.offset : span.end] = 1
-        output = self.model.generate(
-            input_ids=input_ids,
-            attention_mask=torch.ones_like(input_ids),
-            **inputs,
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        tokens: list[int] = output[0, len(prompt) :].tolist()
-        return tokens
+        return continued(self.model, prompt, max_tokens, **inputs)

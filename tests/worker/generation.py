@@ -30,25 +30,30 @@ def random_tokens(count: int, seed: int, vocab_size: int = 500) -> list[int]:
     return tokens
 
 
+def continued(model: Any, prompt: list[int], max_tokens: int, **inputs: torch.Tensor) -> list[int]:
+    """The tokens with which a model of transformers continues a prompt, each the most likely."""
+    input_ids = torch.tensor([prompt], device=model.device)
+    output = model.generate(
+        input_ids=input_ids,
+        attention_mask=torch.ones_like(input_ids),
+        **inputs,
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        eos_token_id=None,
+    )
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
+
+
 class Reference:
     """transformers' own model of a folder, in the folder's type."""
 
     def __init__(self, folder: Path, device: str = "cpu", code: Any = AutoModelForCausalLM) -> None:
         """``code``: the class of transformers that reads the folder."""
-        self._device = device
         self.model = code.from_pretrained(folder).to(device)
 
     def greedy(self, prompt: list[int], max_tokens: int) -> list[int]:
-        input_ids = torch.tensor([prompt], device=self._device)
-        output = self.model.generate(
-            input_ids,
-            attention_mask=torch.ones_like(input_ids),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        tokens: list[int] = output[0, len(prompt) :].tolist()
-        return tokens
+        return continued(self.model, prompt, max_tokens)
 
     def routed_experts(self, token_ids: list[int]) -> npt.NDArray[np.uint8]:
         """The routers' choices for all tokens but the last: [num_tokens - 1, num_layers, per token], 0 in

@@ -215,6 +215,11 @@ class RenderedPrompt(msgspec.Struct, kw_only=True):
     sampling_params: dict[str, Any]
     """The parameters of the generation under V1's names."""
     model: str
+    stream: bool
+    stream_options: dict[str, bool] | UnsetType = UNSET
+    cache_salt: str | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
 class TokensChoice(msgspec.Struct, kw_only=True):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,7 +22,12 @@ from engine.api.http.connection import while_connected
 from engine.api.openai.bodies import MediaFeatures, MediaPlace, RenderedPrompt
 from engine.api.openai.chat import ChatAnswer
 from engine.api.openai.completions import CompletionTurn
-from engine.api.openai.protocol import ChatCompletionRequest, CompletionRequest
+from engine.api.openai.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationRequest,
+    StreamOptions,
+)
 from engine.api.turn.conversation_turn import ConversationTurn, RenderedTurn
 from engine.records.messages import MediaSpan
 from engine.records.sampling_params import SamplingParams
@@ -40,6 +46,8 @@ OWN_PARAMS = (
 OWN_CONSTRAINTS = ("reasoning", "calls", "arguments", "texts", "text_end")
 """Parts of a constraint that V1 does not have."""
 
+Value = TypeVar("Value")
+
 router = APIRouter()
 
 
@@ -54,7 +62,7 @@ async def render_chat_completion(request: Request) -> Response:
     async def respond() -> Response:
         with renamed_fields(body.field_names()):
             turn = await ConversationTurn(model, conversation).render()
-        return json_response(_rendered(turn, conversation.request_id, model.name))
+        return json_response(_rendered(turn, conversation.request_id, model.name, body))
 
     return await while_connected(request, respond())
 
@@ -69,19 +77,32 @@ async def render_completion(request: Request) -> Response:
 
     async def respond() -> Response:
         turns = await completion.render()
-        return json_response([_rendered(turn, name, model.name) for name, turn in turns.items()])
+        return json_response([_rendered(turn, name, model.name, body) for name, turn in turns.items()])
 
     return await while_connected(request, respond())
 
 
-def _rendered(turn: RenderedTurn, request_id: str, model: str) -> RenderedPrompt:
+def _rendered(turn: RenderedTurn, request_id: str, model: str, body: GenerationRequest) -> RenderedPrompt:
     return RenderedPrompt(
         request_id=request_id,
         token_ids=turn.token_ids,
         features=_features(turn.media),
         sampling_params=_sampling_params(turn.params),
         model=model,
+        stream=bool(body.stream),
+        stream_options=_or_unset(None if body.stream_options is None else _options_of(body.stream_options)),
+        cache_salt=_or_unset(body.cache_salt),
+        priority=_or_unset(body.priority),
+        kv_transfer_params=_or_unset(body.kv_transfer_params),
     )
+
+
+def _options_of(options: StreamOptions) -> dict[str, bool]:
+    return options.model_dump(exclude_none=True)
+
+
+def _or_unset(value: Value | None) -> Value | UnsetType:
+    return UNSET if value is None else value
 
 
 def _features(media: Iterable[MediaSpan]) -> MediaFeatures | None:

@@ -3,26 +3,20 @@ window."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from engine.worker.models.base import layer_windows
-from engine.worker.models.families.plain import has_attention_bias
-from engine.worker.models.shape import NO_ROPE, DecoderShape, DenseShape
+from engine.worker.models.families.plain import has_attention_bias, plain_shape
+from engine.worker.models.shape import NO_ROPE, DecoderShape
 
 
 def cohere2_shape(config: Any) -> DecoderShape:
     biased = has_attention_bias(config)
     windows = tuple(layer_windows(config))
-    return DecoderShape(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        norm_eps=config.layer_norm_eps,
-        tied=bool(config.tie_word_embeddings),
+    return replace(
+        plain_shape(config, "layer_norm_eps"),
         windows=windows,
-        mlps=(DenseShape(config.intermediate_size),) * config.num_hidden_layers,
         qkv_bias=biased,
         output_bias=biased,
         mean_norms=True,

@@ -3,10 +3,12 @@ each head."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from engine.worker.models.families.plain import plain_shape
 from engine.worker.models.mixers.state_shapes import ShortConvShape
-from engine.worker.models.shape import NO_ROPE, DecoderShape, DenseShape
+from engine.worker.models.shape import NO_ROPE, DecoderShape
 
 _KINDS = {"full_attention", "sliding_attention", "conv"}
 _NAMES = (
@@ -31,16 +33,9 @@ def lfm3_shape(config: Any) -> DecoderShape:
     conv = ShortConvShape(config.hidden_size, config.conv_L_cache, bool(config.conv_bias))
     biased = bool(config.attention_bias)
     windows = {"sliding_attention": config.sliding_window}
-    return DecoderShape(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        norm_eps=config.norm_eps,
-        tied=bool(config.tie_word_embeddings),
+    return replace(
+        plain_shape(config, "norm_eps"),
         windows=tuple(windows.get(kind) for kind in kinds if kind != "conv"),
-        mlps=(DenseShape(config.intermediate_size),) * len(kinds),
         states=tuple(conv if kind == "conv" else None for kind in kinds),
         qkv_bias=biased,
         output_bias=biased,

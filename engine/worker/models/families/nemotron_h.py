@@ -8,9 +8,11 @@ of decodes.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from engine.worker.models.families.glm4_moe import sigmoid_routing
+from engine.worker.models.families.plain import plain_shape
 from engine.worker.models.mixers.state_shapes import MambaShape
 from engine.worker.models.shape import (
     NO_ROPE,
@@ -58,14 +60,8 @@ def nemotron_h_shape(config: Any) -> DecoderShape:
         bool(config.use_bias),
     )
     mlps: dict[str, MLPShape] = {"mlp": _dense(config), "moe": _sparse(config)}
-    return DecoderShape(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        norm_eps=config.layer_norm_epsilon,
-        tied=bool(config.tie_word_embeddings),
+    return replace(
+        plain_shape(config, "layer_norm_epsilon"),
         windows=(None,) * kinds.count("full_attention"),
         mlps=tuple(mlps.get(kind) for kind in kinds),
         mixes=tuple(kind not in mlps for kind in kinds),

@@ -8,35 +8,23 @@ from typing import Any
 
 from engine.worker.models.families.olmo3 import normed_attention
 from engine.worker.models.families.plain import plain_shape
-from engine.worker.models.mixers.state_shapes import DeltaNetShape
+from engine.worker.models.families.qwen3_next import delta_nets
 from engine.worker.models.rotary import rope_parameters
 from engine.worker.models.shape import NO_ROPE, DecoderShape
 
-_KINDS = {"linear_attention", "full_attention"}
 _OUTPUT_EPS = 1e-5
 """The epsilon of the norm of a delta net's outputs, whatever the config's is."""
 
 
-def is_known_olmo_hybrid(config: Any) -> bool:
-    """Whether all its layers are of the two kinds, and some of them attend."""
-    kinds = set(config.layer_types)
-    return config.hidden_act == "silu" and "full_attention" in kinds and kinds <= _KINDS
-
-
 def olmo_hybrid_shape(config: Any) -> DecoderShape:
     plain = plain_shape(config)
-    net = DeltaNetShape(
-        config.linear_num_key_heads,
-        config.linear_num_value_heads,
-        config.linear_key_head_dim,
-        config.linear_value_head_dim,
-        config.linear_conv_kernel_dim,
+    states = delta_nets(
+        config,
         by_head=False,
         separate=True,
         rate_scale=2.0 if config.linear_allow_neg_eigval else 1.0,
         norm_eps=_OUTPUT_EPS,
     )
-    states = tuple(net if kind == "linear_attention" else None for kind in config.layer_types)
     has_rope = rope_parameters(config).get("rope_theta") is not None
     return replace(
         normed_attention(plain, config),

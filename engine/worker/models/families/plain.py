@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-def plain_shape(config: PreTrainedConfig) -> DecoderShape:
+def plain_shape(config: PreTrainedConfig, norm_eps: str = "rms_norm_eps") -> DecoderShape:
     """Read the fields that mean the same in every family. A config may have fields of other families, too,
-    but only those that its own code reads count, so the family's module reads the rest."""
+    but only those that its own code reads count, so the family's module reads the rest. ``norm_eps``: the
+    field that has the epsilon of norms."""
     num_layers = config.num_hidden_layers
     return DecoderShape(
         vocab_size=config.vocab_size,
@@ -20,7 +21,7 @@ def plain_shape(config: PreTrainedConfig) -> DecoderShape:
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        norm_eps=config.rms_norm_eps,
+        norm_eps=getattr(config, norm_eps),
         tied=bool(config.tie_word_embeddings),
         windows=(None,) * num_layers,
         mlps=(DenseShape(getattr(config, "intermediate_size", 0)),) * num_layers,

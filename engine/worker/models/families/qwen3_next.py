@@ -25,15 +25,7 @@ def is_known_qwen3_next(config: Any) -> bool:
 def qwen3_next_shape(config: Any) -> DecoderShape:
     plain = plain_shape(config)
     biased = has_attention_bias(config)
-    net = DeltaNetShape(
-        config.linear_num_key_heads,
-        config.linear_num_value_heads,
-        config.linear_key_head_dim,
-        config.linear_value_head_dim,
-        config.linear_conv_kernel_dim,
-        by_head=config.model_type == "qwen3_next",
-    )
-    states = tuple(net if kind == "linear_attention" else None for kind in config.layer_types)
+    states = delta_nets(config, by_head=config.model_type == "qwen3_next")
     share = rope_parameters(config).get("partial_rotary_factor", 1.0)
     return replace(
         plain,
@@ -47,6 +39,19 @@ def qwen3_next_shape(config: Any) -> DecoderShape:
         centered_norms=True,
         rotary_dim=int(plain.head_dim * share),
     )
+
+
+def delta_nets(config: Any, **more: Any) -> tuple[DeltaNetShape | None, ...]:
+    """The delta net of each layer that has one. ``more``: what the family's differ in."""
+    net = DeltaNetShape(
+        config.linear_num_key_heads,
+        config.linear_num_value_heads,
+        config.linear_key_head_dim,
+        config.linear_value_head_dim,
+        config.linear_conv_kernel_dim,
+        **more,
+    )
+    return tuple(net if kind == "linear_attention" else None for kind in config.layer_types)
 
 
 def gated_share(config: Any) -> SparseShape:

@@ -57,7 +57,7 @@ from engine.worker.models.families.mistral4 import is_known_mistral4, mistral4_s
 from engine.worker.models.families.mixtral import mixtral_shape
 from engine.worker.models.families.nemotron_h import is_known_nemotron_h, nemotron_h_shape
 from engine.worker.models.families.olmo3 import olmo3_shape
-from engine.worker.models.families.olmo_hybrid import is_known_olmo_hybrid, olmo_hybrid_shape
+from engine.worker.models.families.olmo_hybrid import olmo_hybrid_shape
 from engine.worker.models.families.phi3 import phi3_shape
 from engine.worker.models.families.plain import names_mlps
 from engine.worker.models.families.qwen2 import qwen2_shape
@@ -162,7 +162,7 @@ _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "falcon_h1": is_known_falcon_h1,
     "jamba": is_known_jamba,
     "kimi_linear": is_known_kimi_linear,
-    "olmo_hybrid": is_known_olmo_hybrid,
+    "olmo_hybrid": is_known_qwen3_next,
     "mimo_v2_flash": is_known_mimo_v2,
     "lfm2": is_known_lfm2,
     "lfm2_moe": is_known_lfm2_moe,
