@@ -85,7 +85,6 @@ class AsyncLLM(EngineOperations):
         self._validator = GrammarValidator(lambda: TokenTable.of(self.tokenizer, self.ready.vocab_size))
         self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults, self._validator)
         self.check_grammar = self._inputs.check_grammar
-        self.check_prompt = self._inputs.check_prompt
         clock = self._clock
         interval = config.scheduler.stream_interval
         self._outputs = OutputProcessor(self.tokenizer, clock, log_stats=log_stats, stream_interval=interval)
@@ -123,7 +122,7 @@ class AsyncLLM(EngineOperations):
                 async for output in outputs:
                     yield output
             return
-        request = await self._checked_request(prompt, sampling_params, request_id, context)
+        request = await self.checked_request(prompt, sampling_params, request_id, context)
         collector = RequestOutputCollector(sampling_params.output_kind)
         core_requests = self._outputs.add_request(
             request, prompt if isinstance(prompt, str) else None, collector
@@ -315,6 +314,24 @@ class AsyncLLM(EngineOperations):
         self.start()
         return msgspec.convert(await self._client.call_utility(method, *args), result_type)
 
+    async def checked_request(
+        self,
+        prompt: str | list[int],
+        params: SamplingParams,
+        request_id: str,
+        context: RequestContext,
+    ) -> EngineCoreRequest:
+        """Returns the validated request for the core; RequestError if it is invalid. Other streams do not
+        wait for it."""
+        arrival_time = self._clock.now()
+        prompt_token_ids = await self._tokenize(prompt) if isinstance(prompt, str) else prompt
+        if params.structured_outputs is not None:
+            # ``process`` does this too, but would block the other streams.
+            await asyncio.wrap_future(self._inputs.check_grammar(params.structured_outputs, context.owner))
+        return self._inputs.process(
+            request_id, prompt_token_ids, params, arrival_time=arrival_time, context=context
+        )
+
     def add_stats_listener(self, listener: StatsListener) -> None:
         self._listeners.append(listener)
 
@@ -332,24 +349,6 @@ class AsyncLLM(EngineOperations):
         self._client.close()
 
     # ---- inside ----
-
-    async def _checked_request(
-        self,
-        prompt: str | list[int],
-        params: SamplingParams,
-        request_id: str,
-        context: RequestContext,
-    ) -> EngineCoreRequest:
-        """Returns the validated request for the core; RequestError if it is invalid. Other streams do not
-        wait for it."""
-        arrival_time = self._clock.now()
-        prompt_token_ids = await self._tokenize(prompt) if isinstance(prompt, str) else prompt
-        if params.structured_outputs is not None:
-            # ``process`` does this too, but would block the other streams.
-            await asyncio.wrap_future(self._inputs.check_grammar(params.structured_outputs, context.owner))
-        return self._inputs.process(
-            request_id, prompt_token_ids, params, arrival_time=arrival_time, context=context
-        )
 
     async def _tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)

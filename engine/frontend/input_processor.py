@@ -206,7 +206,7 @@ class InputProcessor:
         context = for_what_the_model_does(context, self._pooling)
         if context.pooling is not None:
             params = PLACEHOLDER_PARAMS
-        self.check_prompt(prompt_token_ids)
+        self._check_prompt(prompt_token_ids)
         params.verify()
         if params.n > 1 and isinstance(context.kv_transfer, KVLeaseOrder):
             raise RequestError("n must be 1 with kv_transfer_params.do_remote_decode.", "n")
@@ -241,8 +241,7 @@ class InputProcessor:
             raise needs_tokenizer("structured_outputs", "use logit_bias or allowed_token_ids")
         return self._grammars.check(wanted.in_texts(), owner or "")
 
-    def check_prompt(self, token_ids: list[int]) -> None:
-        """Raises RequestError for a prompt that is empty, too long, or holds an unknown token."""
+    def _check_prompt(self, token_ids: list[int]) -> None:
         if not token_ids:
             raise RequestError("The prompt must not be empty.", "prompt")
         if len(token_ids) > self._most_tokens:

@@ -182,6 +182,20 @@ def test_a_rendering_begins_no_job(http: httpx.Client) -> None:
         (COMPLETIONS, {"prompt": [2**30]}, 400, "prompt"),
         (COMPLETIONS, {"prompt": ""}, 400, "prompt"),
         (COMPLETIONS, {"prompt": "hi", "top_p": 2}, 400, "top_p"),
+        (COMPLETIONS, {"prompt": "hi", "bad_words": ["x"] * 2000}, 400, "bad_words"),
+        (
+            COMPLETIONS,
+            {"prompt": "hi", "structured_outputs": {"regex": "("}},
+            400,
+            "structured_outputs.regex",
+        ),
+        (
+            CHAT,
+            {"messages": HELLO, "structured_outputs": {"regex": "(?=a)"}},
+            400,
+            "structured_outputs.regex",
+        ),
+        (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, 400, "logit_bias"),
     ],
 )
 def test_what_would_be_refused_is_not_rendered(

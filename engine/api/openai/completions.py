@@ -114,14 +114,16 @@ class CompletionTurn:
                     yield index, output
 
     async def render(self) -> dict[str, RenderedTurn]:
-        """Returns each prompt and the parameters of its generation by request id, without running them."""
+        """Returns each prompt and the parameters of its generation by request id, without running them.
+        RequestError as if they ran."""
         self._server.check_params(self._params)
         turns = {}
         for index, prompt in enumerate(self._prompts):
             tokens = await self._encode(prompt)
-            self._server.engine.check_prompt(tokens)
             params = msgspec.structs.replace(self._params, max_tokens=self._max_tokens(len(tokens)))
-            turns[self._request_id(index)] = RenderedTurn(tokens, (), params)
+            request_id = self._request_id(index)
+            await self._server.engine.checked_request(tokens, params, request_id, self._context)
+            turns[request_id] = RenderedTurn(tokens, (), params)
         return turns
 
     def _request_id(self, index: int) -> str:

@@ -127,14 +127,15 @@ class ConversationTurn:
                     yield turn
 
     async def render(self) -> RenderedTurn:
-        """Returns the prompt and the parameters of the turn's generation, without running it."""
+        """Returns the prompt and the parameters of the turn's generation, without running it. RequestError as
+        if it ran."""
         conversation = self._conversation
         self._server.check_params(conversation.params)
         with self._server.media_lease() as lease:
             token_ids, context = await self._prompt(conversation.context.owner, lease)
-        self._server.engine.check_prompt(token_ids)
         tail = self._server.engine.tokenizer.decode(token_ids[-TAIL_TOKENS:])
         params = self._params(RequestOutputKind.FINAL_ONLY, len(token_ids), tail, self._grammar(tail))
+        await self._server.engine.checked_request(token_ids, params, conversation.request_id, context)
         return RenderedTurn(token_ids, context.media, params)
 
     async def _prompt(self, owner: str | None, lease: MediaLease | None) -> tuple[list[int], RequestContext]:
