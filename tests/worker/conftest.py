@@ -487,7 +487,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "minicpm3": {
         "family": "minicpm3",
         "num_layers": 3,
-        "tie": True,
         "max_position_embeddings": 4096,
         "extra_config": {
             **_LATENT,

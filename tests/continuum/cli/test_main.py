@@ -160,8 +160,8 @@ def test_a_flag_may_be_written_with_underscores(flags: list[str], capsys: pytest
         (["--prefill-context-parallel-size=2"], "use tensor_parallel_size"),
         (["--logits-processors", "a.B"], "use logit_bias, allowed_token_ids, bad_words"),
         (["--io-processor-plugin", "a"], "in the client, or in a proxy"),
-        (["--enable-prompt-embeds"], "prompts are texts, token ids or pictures"),
-        (["--ec-transfer-config", "{}"], "pictures are encoded by the engine that answers"),
+        (["--enable-prompt-embeds"], "prompts are texts, token ids, pictures or audio"),
+        (["--ec-transfer-config", "{}"], "pictures and audio are encoded by the engine that answers"),
     ],
 )
 def test_an_option_of_v1_that_is_not_here_says_what_to_use(

@@ -160,7 +160,7 @@ def test_a_decoder_that_is_not_known_is_refused(multimodal: Multimodal, tmp_path
     """An unknown decoder is refused in a sentence, before weights are read."""
     folder = renamed(multimodal("mistral3"), tmp_path / "other", str)
     config = json.loads((folder / "config.json").read_text())
-    config["text_config"]["model_type"] = "cohere2"
+    config["text_config"]["model_type"] = "stablelm"
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match="'Mistral3ForConditionalGeneration' cannot be served: "):
         load_model(ModelConfig(model=str(folder)))
