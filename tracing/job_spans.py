@@ -254,7 +254,7 @@ class JobSpans:
             "gen_ai.response.finish_reasons": [request.finish_reason],
             "gen_ai.usage.input_tokens": request.num_prompt_tokens,
             "gen_ai.usage.output_tokens": request.num_output_tokens,
-            "gen_ai.usage.cache_read.input_tokens": request.num_cached_tokens,
+            **_cache_usage(request.num_prompt_tokens, request.num_cached_tokens),
             "continuum.turn.loaded_tokens": request.num_loaded_tokens,
             "continuum.turn.preemptions": request.num_preemptions,
             **_latencies(request),
@@ -349,7 +349,7 @@ class JobSpans:
                 "gen_ai.conversation.id": job.job_id,
                 "gen_ai.usage.input_tokens": job.prompt_tokens,
                 "gen_ai.usage.output_tokens": job.output_tokens,
-                "gen_ai.usage.cache_read.input_tokens": job.cached_tokens,
+                **_cache_usage(job.prompt_tokens, job.cached_tokens),
                 "continuum.job.outcome": job.outcome,
                 "continuum.job.turns": job.num_turns,
                 "continuum.job.recomputed_tokens": job.recomputed_tokens,
@@ -377,6 +377,14 @@ class JobSpans:
 
     def _ns(self, seconds: float) -> int:
         return self._epoch_ns + round(seconds * 1e9)
+
+
+def _cache_usage(prompt_tokens: int, cached_tokens: int) -> Attributes:
+    """What was read from the prefix cache and what was written to it: the same tokens as in ``usage``."""
+    return {
+        "gen_ai.usage.cache_read.input_tokens": cached_tokens,
+        "gen_ai.usage.cache_write.input_tokens": max(0, prompt_tokens - cached_tokens),
+    }
 
 
 def _latencies(request: EndedRequest) -> Attributes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import Gauge
 
+from engine.metrics.page import Page
 from engine.records.adapters import name_of
 from engine.records.reported_stats import LoRAStats
 
@@ -14,7 +15,7 @@ from engine.records.reported_stats import LoRAStats
 class LoRAMetrics:
     """Adapters of requests. The value is the time, in seconds since 1970: the latest series counts."""
 
-    def __init__(self, registry: CollectorRegistry, engine: str) -> None:
+    def __init__(self, page: Page, engine: str) -> None:
         self._engine = engine
         self._keeps_all = "PROMETHEUS_MULTIPROC_DIR" in os.environ
         """Whether old series remain: processes share files to which they only add."""
@@ -23,9 +24,10 @@ class LoRAMetrics:
             "vllm:lora_requests_info",
             "Adapters of running and of waiting requests; the value is the Unix time of the update.",
             ("engine", "max_lora", "running_lora_adapters", "waiting_lora_adapters"),
-            registry=registry,
+            registry=None,
             multiprocess_mode="mostrecent",
         )
+        self._family = page.add("vllm:lora_requests_info", self._info)
 
     def record(self, stats: LoRAStats) -> None:
         """Exports the adapters of now."""
@@ -36,3 +38,4 @@ class LoRAMetrics:
             self._info.remove(*self._last)
         self._last = values
         self._info.labels(*values).set(time.time())
+        self._family.changed = True

@@ -1,24 +1,22 @@
-"""The metrics of one engine core: those of the table in a registry, and what records into it.
+"""The metrics of one engine core: those of the table, and what records into them.
 
-API server processes that share a folder write their values into files there, and each of them can report
-the sum. The core's statistics are recorded by the process that receives them; a gauge is the core's latest
-value, by the core's clock.
+The core's statistics are recorded by the process that receives them; a gauge is the core's latest value, by
+the core's clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client import Counter, Gauge, Histogram
 
 from engine.frontend.stats import IterationStats
 from engine.metrics.buckets import token_buckets
 from engine.metrics.lora_metrics import LoRAMetrics
 from engine.metrics.metric import Kind, Metric, Value
+from engine.metrics.page import Page
 from engine.metrics.table import (
     BLOCK_LIVES,
     CONTINUED_PROMPTS,
@@ -34,39 +32,22 @@ from engine.records.messages import TurnReceipt
 from engine.records.reported_stats import JobStats, SchedulerStats
 
 LABELS = ("model_name", "engine")
-METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The environment variable that names the folder of multi-process metrics."""
-
-
-def shared_metrics_environment(folder: Path) -> dict[str, str]:
-    """The environment that a process must start with for its metrics to be stored in this folder."""
-    return {METRICS_FOLDER: str(_files_in(folder))}
-
-
-def _files_in(folder: Path) -> Path:
-    files = folder / "metrics"
-    files.mkdir(exist_ok=True)
-    return files
 
 
 class Metrics:
-    """All metrics of one core in their own registry. ``record`` is called once per engine step."""
+    """All metrics of one core. ``record`` is called once per engine step."""
 
     def __init__(
         self,
+        page: Page,
         model_name: str,
         max_model_len: int,
-        shared_folder: Path | None = None,
         num_speculative_tokens: int = 0,
         engine_index: int = 0,
     ) -> None:
-        """``shared_folder``: the folder of the processes of this server; None for a single
-        process. ``num_speculative_tokens``: most drafts of a request in a step; 0: none."""
-        self.registry = CollectorRegistry()
-        self._scraped = self.registry
-        if shared_folder is not None:
-            self._scraped = CollectorRegistry()
-            MultiProcessCollector(self._scraped, str(_files_in(shared_folder)))  # type: ignore[no-untyped-call]
+        """``page``: the page of this process, to which the metrics are added.
+        ``num_speculative_tokens``: most drafts of a request in a step; 0: none."""
+        self._page = page
         self._values = (model_name, str(engine_index))
         self._token_buckets = token_buckets(max_model_len)
         self._recorders: dict[type, list[Callable[[Any, float], None]]] = {}
@@ -124,14 +105,11 @@ class Metrics:
             "vllm:cache_config_info",
             "KV pool: tokens per block, and number of blocks.",
             ("engine", "block_size", "num_gpu_blocks"),
-            registry=self.registry,
+            registry=None,
             multiprocess_mode="mostrecent",
         )
+        self._page.add("vllm:cache_config_info", info)
         info.labels(self._values[1], str(block_size), str(num_gpu_blocks)).set(1)
-
-    def exposition(self) -> bytes:
-        """The page for Prometheus."""
-        return generate_latest(self._scraped)
 
     def _record(self, record: object, now: float) -> None:
         for add in self._recorders.get(type(record), ()):
@@ -146,7 +124,7 @@ class Metrics:
             self._record(job, now)
         if stats.lora is not None:
             if self._lora is None:
-                self._lora = LoRAMetrics(self.registry, self._values[-1])
+                self._lora = LoRAMetrics(self._page, self._values[-1])
             self._lora.record(stats.lora)
         if stats.block_lives is not None:
             if BLOCK_LIVES[0].name not in self._named:
@@ -157,24 +135,24 @@ class Metrics:
     def _add(self, metric: Metric) -> None:
         """Registers a metric; from now on it is exported and recorded."""
         values = self._values[:1] if metric.of_server else self._values
-        recorder = _Recorder(metric, self.registry, values, metric.buckets or self._token_buckets)
+        recorder = _Recorder(metric, self._page, values, metric.buckets or self._token_buckets)
         self._named[metric.name] = recorder
         if metric.source is not None:
             self._recorders.setdefault(metric.source, []).append(recorder.record)
 
 
 class _Recorder:
-    """A metric in a registry, for one core."""
+    """A metric, for one core."""
 
     def __init__(
-        self, metric: Metric, registry: CollectorRegistry, values: tuple[str, ...], buckets: tuple[float, ...]
+        self, metric: Metric, page: Page, values: tuple[str, ...], buckets: tuple[float, ...]
     ) -> None:
         labels = LABELS[: len(values)]
         if metric.label is not None:
             labels = (*labels, metric.label)
-        common: dict[str, Any] = {"labelnames": labels, "registry": registry}
+        common: dict[str, Any] = {"labelnames": labels, "registry": None}
         series: Counter | Gauge | Histogram
-        self._put: Callable[[Any, Any, float], None]
+        self._put: Callable[[Any, Any, float], bool]
         match metric.kind:
             case Kind.COUNTER:
                 series = Counter(metric.name, metric.text, **common)
@@ -186,6 +164,7 @@ class _Recorder:
                 series = Histogram(metric.name, metric.text, buckets=buckets, **common)
                 self._put = _observe
         self._series = series
+        self._family = page.add(metric.name, series)
         self._values = values
         self._read = attrgetter(metric.read) if isinstance(metric.read, str) else metric.read
         self._only = None if metric.label is not None else series.labels(*values)
@@ -195,6 +174,7 @@ class _Recorder:
     def begin(self, label: str) -> None:
         """Exports this value of the label as 0."""
         self._series.labels(*self._values, label)
+        self._family.changed = True
 
     def record(self, record: object, now: float) -> None:
         """Reads the record and adds its value."""
@@ -206,20 +186,28 @@ class _Recorder:
         if isinstance(value, Mapping):
             for label, one in value.items():
                 self._put(self._series.labels(*self._values, label), one, now)
-        elif value is not None:
-            self._put(self._only, value, now)
+                self._family.changed = True
+        elif value is not None and self._put(self._only, value, now):
+            self._family.changed = True
 
 
-def _increase(series: Any, value: Any, _now: float) -> None:
-    series.inc(value)
+def _increase(series: Any, value: Any, _now: float) -> bool:
+    """Whether the value has changed, as for the others."""
+    if value:
+        series.inc(value)
+    return bool(value)
 
 
-def _set(series: Any, value: Any, now: float) -> None:
+def _set(series: Any, value: Any, now: float) -> bool:
     # Processes receive a core's values in turn and one may lag: the core's time decides which is the latest,
     # where Gauge.set would use this process's time.
+    changed = bool(series._value.get() != value)
     series._value.set(float(value), timestamp=now)
+    return changed
 
 
-def _observe(series: Any, value: Any, _now: float) -> None:
-    for one in value if isinstance(value, list | tuple) else (value,):
+def _observe(series: Any, value: Any, _now: float) -> bool:
+    values = value if isinstance(value, list | tuple) else (value,)
+    for one in values:
         series.observe(one)
+    return bool(values)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
-
-from prometheus_client import CollectorRegistry, Metric, generate_latest
-from prometheus_client.registry import Collector
 
 from engine.frontend.stats import IterationStats
 from engine.metrics.metrics import Metrics
+from engine.metrics.page import Page
+from engine.metrics.shared_page import SharedPage
 from engine.records.reported_stats import SchedulerStats
 
 
@@ -24,9 +22,12 @@ class ServerMetrics:
         shared_folder: Path | None = None,
         num_speculative_tokens: int = 0,
     ) -> None:
-        """``shared_folder``, ``num_speculative_tokens``: as of ``Metrics``."""
+        """``shared_folder``: the folder of the processes of this server; None for a single process.
+        ``num_speculative_tokens``: as of ``Metrics``."""
+        self._page = Page()
+        self._shared_page = SharedPage(shared_folder) if shared_folder is not None else None
         self._engines = [
-            Metrics(model_name, max_model_len, shared_folder, num_speculative_tokens, engine_index=index)
+            Metrics(self._page, model_name, max_model_len, num_speculative_tokens, engine_index=index)
             for index in range(num_engines)
         ]
         first = self._engines[0]
@@ -36,12 +37,12 @@ class ServerMetrics:
         self.record_volatile_text = first.record_volatile_text
         self.record_continued_prompt = first.record_continued_prompt
         self.record_media = first.record_media
-        # The files of a folder hold what all cores' registries have recorded.
-        self.exposition: Callable[[], bytes] = first.exposition
-        if num_engines > 1 and shared_folder is None:
-            merged = CollectorRegistry()
-            merged.register(_SideBySide([engine.registry for engine in self._engines]))
-            self.exposition = lambda: generate_latest(merged)
+
+    async def exposition(self) -> bytes:
+        """The page for Prometheus, of all processes of this server."""
+        if self._shared_page is not None:
+            return await self._shared_page.exposition()
+        return self._page.exposition()
 
     def record(self, scheduler: SchedulerStats | None, iteration: IterationStats) -> None:
         """A listener for AsyncLLM's statistics."""
@@ -51,19 +52,3 @@ class ServerMetrics:
         """Records the size of each core's KV pool."""
         for engine in self._engines:
             engine.record_pool(block_size, num_gpu_blocks)
-
-
-class _SideBySide(Collector):
-    """The families of several registries: those of one name as one."""
-
-    def __init__(self, registries: list[CollectorRegistry]) -> None:
-        self._registries = registries
-
-    def collect(self) -> Iterable[Metric]:
-        families: dict[str, Metric] = {}
-        for registry in self._registries:
-            for family in registry.collect():
-                known = families.setdefault(family.name, family)
-                if known is not family:
-                    known.samples.extend(family.samples)
-        return families.values()

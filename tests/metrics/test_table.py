@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import msgspec
@@ -58,7 +59,7 @@ def test_what_two_cores_report_is_exported_by_core() -> None:
     drafts = SpecDecodingStats(1, 2, 1, [1])
     metrics.record(SchedulerStats(block_lives=lives, spec_decoding=drafts), IterationStats(2.0, engine=1))
     metrics.record(None, IterationStats(3.0, engine=0, inter_token_latencies_s=[0.2, 0.4]))
-    page = metrics.exposition().decode()
+    page = asyncio.run(metrics.exposition()).decode()
     for line in (
         'vllm:num_requests_running{engine="0",model_name="tiny"} 5.0',
         'vllm:num_preemptions_total{engine="0",model_name="tiny"} 2.0',

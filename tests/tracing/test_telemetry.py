@@ -147,8 +147,9 @@ def test_a_turn_says_what_it_took(run: Run) -> None:
         assert said["gen_ai.response.finish_reasons"] == ["stop"]
         assert said["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
         assert said["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        assert said["gen_ai.usage.cache_read.input_tokens"] == cached
+        details = usage["prompt_tokens_details"]
+        assert said["gen_ai.usage.cache_read.input_tokens"] == details["cached_tokens"]
+        assert said["gen_ai.usage.cache_write.input_tokens"] == details["cache_write_tokens"]
         assert said["continuum.turn.number"] == usage["receipt"]["turn"]
     assert run.turns_of(run.plain)[-1].attributes["gen_ai.usage.cache_read.input_tokens"] > 0
 

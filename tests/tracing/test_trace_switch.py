@@ -23,6 +23,7 @@ from engine.core_process.trace_control import TraceControl
 from engine.errors import ConfigError
 from engine.frontend.stats import IterationStats
 from engine.metrics.metrics import Metrics
+from engine.metrics.page import Page
 from engine.records.messages import EngineCoreRequest
 from engine.records.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
@@ -224,7 +225,8 @@ def test_a_stuck_disk_blocks_no_step(tmp_path: Path) -> None:
         trace=TraceConfig(trace_path=str(fifo)),
     )
     core = EngineCore(config, FakeExecutorFactory(), fcfs, MonotonicClock())
-    metrics = Metrics("fake", 4096)
+    page = Page()
+    metrics = Metrics(page, "fake", 4096)
     num_dropped = num_tokens = 0
     for number in range(10):
         params = SamplingParams(max_tokens=3000, ignore_eos=True)
@@ -242,7 +244,7 @@ def test_a_stuck_disk_blocks_no_step(tmp_path: Path) -> None:
     assert num_dropped > 0
     assert (
         f'trace_events_dropped_total{{engine="0",model_name="fake"}} {num_dropped}.0'
-        in metrics.exposition().decode()
+        in page.exposition().decode()
     )
     assert core.call_utility("switch_trace", [False]).state == "closing"
     assert "still being written" in core.call_utility("switch_trace", [True])

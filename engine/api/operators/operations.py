@@ -92,7 +92,7 @@ async def version(request: Request) -> Response:
 @endpoint(router, "GET", "/metrics")
 async def metrics(request: Request) -> Response:
     """Prometheus series."""
-    return Response(server_of(request).metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    return Response(await server_of(request).metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 @endpoint(router, "GET", "/load", operators_only=True)

@@ -30,7 +30,7 @@ from engine.core_group.group_supervisor import CoreGivenUp, Handles
 from engine.core_process.launcher import ClientHandle
 from engine.errors import EngineDeadError, EngineError
 from engine.frontend.async_llm import AsyncLLM
-from engine.metrics.metrics import METRICS_FOLDER
+from engine.metrics.shared_page import METRICS_FOLDER
 from engine.process.private_folder import remove_if_left
 from engine.process.process_log import begin_log
 from engine.records.messages import EngineReady, EngineStartFailed

@@ -46,7 +46,7 @@ from engine.core_group.load_board import LoadBoard
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import start_error
 from engine.errors import EngineDeadError, EngineError
-from engine.metrics.metrics import shared_metrics_environment
+from engine.metrics.shared_page import shared_metrics_environment
 from engine.process.private_folder import make_private_folder, remove_private_folder
 from engine.process.restart_limit import RESTART_WINDOW_S, RestartLimit
 from engine.process.spawn import spawn_command
