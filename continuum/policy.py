@@ -15,6 +15,7 @@ from msgspec import structs
 from continuum.config import ContinuumConfig
 from continuum.jobs.branches import Branches
 from continuum.jobs.job import BranchTip, Turn
+from continuum.jobs.moved_jobs import moved_turn, take_up
 from continuum.jobs.registry import JobRegistry
 from continuum.jobs.stale_prefixes import StalePrefixes
 from continuum.jobs.turns import Turns
@@ -58,6 +59,7 @@ from engine.records.messages import (
 )
 from engine.records.reported_stats import JobStats
 from estimator.learned.models import decode_model
+from tracing.events import MovedTurn
 
 LAST_STEP = "last step of the job"
 
@@ -172,6 +174,8 @@ class ContinuumPolicy(SchedulingPolicy):
     def on_arrival(self, request: Request, now: float) -> None:
         for job in self._jobs.forget_idle(now):
             self._branches.forget_job(job, now)
+        if request.job is not None and request.job.moved is not None:
+            take_up(self._jobs, self._branches, request, request.job.moved, now)
         turn = self._turns.open(request, now)
         if turn is not None:
             if turn.tip is not None:
@@ -305,6 +309,9 @@ class ContinuumPolicy(SchedulingPolicy):
     ) -> None:
         self._pins.shrunk(pin, num_blocks_lost)
         self._trace.shrunk(pin, num_blocks_lost, cause, by, now)
+
+    def moved_turn(self, pin: Pin, now: float) -> MovedTurn | None:
+        return moved_turn(self._pins.tip_of(pin), now)
 
     def take_superseded(self) -> Iterator[StalePrefix]:
         return self._stale_prefixes.take()

@@ -70,6 +70,9 @@ class Router(Protocol):
         monotonic seconds.
         """
 
+    def home(self, turn: RoutedTurn) -> int | None:
+        """The core that has the KV of the job's turns before this one; None for a new job."""
+
     def lost(self, engine: int) -> None:
         """Note that this core has lost its KV cache: no job is at home there any more."""
 
@@ -90,6 +93,9 @@ class LeastLoadedRouter:
         chosen = min(queues, key=queues.__getitem__)
         self._next = (chosen + 1) % count
         return chosen
+
+    def home(self, turn: RoutedTurn) -> int | None:
+        return None
 
     def lost(self, engine: int) -> None:
         pass

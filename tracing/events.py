@@ -109,7 +109,7 @@ class BaseReceipt(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True)
     turn: int
     """1 for the job's first turn."""
     cached_tokens: int = 0
-    """Tokens of the prompt that were cached when it was first admitted."""
+    """Tokens of the prompt that were cached, or loaded, when it was first admitted."""
     recomputed_tokens: int = 0
     """Tokens that were recomputed although an earlier turn of the job had their KV."""
     pinned_tokens: int = 0
@@ -141,6 +141,47 @@ class ReportedToolCall(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Name of the tool."""
     arguments: str = ""
     """Arguments as JSON text."""
+
+
+class MovedTurn(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
+    """The end of a turn that another core ran, and its job, as the core that gets the next turn finds it.
+    Times are seconds before that turn's arrival."""
+
+    job_id: str
+    request_id: str
+    """Id of the turn's request."""
+    turn: int
+    """Number of the turn in its job."""
+    num_turns: int
+    """Number of turns that the job had begun."""
+    num_prompt_tokens: int
+    """Length of the turn's prompt."""
+    elapsed_s: float
+    """Time since the turn ended."""
+    age_s: float
+    """Time since the job's first turn arrived."""
+    num_blocks: int = 0
+    """Number of the turn's full blocks that the next prompt begins with, too."""
+    more_blocks: bytes = b""
+    """Beginnings of the hashes of its other full blocks."""
+    queued_s: float = 0.0
+    """Total time that the job's turns waited for admission."""
+    is_inferred: bool = False
+    """Whether its client sent no job id."""
+    external_id: str = ""
+    """Id by which the client knows the request."""
+    tools: list[str] | None = None
+    """Kinds of the calls that run; None: the reply was not parsed yet."""
+    prompt_tail: list[int] = []
+    """Last tokens of its prompt, beyond the blocks that the next prompt must share."""
+    num_replies: int | None = None
+    """Number of the model's messages in its prompt; None: not counted."""
+    num_results: int | None = None
+    """Number of tool results in its prompt; None: not counted."""
+    num_output_tokens: int = 0
+    """Number of tokens of its answer."""
+    num_task_tokens: int = 0
+    """Length of the prompt of the conversation's first turn."""
 
 
 class RequestArrived(
@@ -204,6 +245,8 @@ class RequestArrived(
     """Whether it ends with an error if these cannot be fetched."""
     lease_s: float = 0.0
     """Seconds for which its KV is leased to another server when it ends; 0: it is not."""
+    moved: MovedTurn | None = None
+    """The turn that it continues, if another core ran that; None: this core did, or it continues none."""
     tokens: list[tuple[int, list[int]]] = []
     """Runs of the prompt's tokens: the position of the first, counted from 0, and their ids."""
 

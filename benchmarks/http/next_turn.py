@@ -40,6 +40,7 @@ from engine.core_process.core_parts import check_request
 from engine.core_process.kept_turns import KeptTurns
 from engine.frontend.async_llm import AsyncLLM
 from engine.process.trim import finish_startup
+from engine.records.handed_over import HandedOver
 from engine.records.messages import EngineCoreOutputs, EngineCoreRequest, EngineReady, Signal, TurnReceipt
 from engine.worker.loading.tiny_models import make_model_folder
 
@@ -167,8 +168,11 @@ class CoreClient:
     async def engine_states(self) -> list[EngineState]:
         return []
 
-    def set_draining(self, engine: int, *, draining: bool) -> None:
-        pass
+    def drain(self, engine: int, deadline_s: float) -> asyncio.Task[HandedOver | None]:
+        raise NotImplementedError
+
+    async def end_drain(self, engine: int) -> None:
+        raise NotImplementedError
 
     def close(self) -> None:
         pass

@@ -41,7 +41,7 @@ _FLAGS_OF_FIELDS = {"trace_path": "--trace", "api_keys": "--api-key"}
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration of the engine core."""
-    kv_transfer = read_kv_transfer_config(args.kv_transfer_config)
+    kv_transfer = read_kv_transfer_config(args.kv_transfer_config, args.kv_handover_path)
     return EngineConfig(
         model=_record(ModelConfig, args, **media_limits_of(args)),
         cache=with_offloading(_record(CacheConfig, args), kv_transfer),

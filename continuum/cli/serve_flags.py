@@ -200,6 +200,12 @@ def _add_offloading_flags(group: FlagGroup) -> None:
         int,
         "TOKENS",
     )
+    group.add(
+        "kv_handover_path",
+        "Folder, shared with other servers, where a server that is drained or stops leaves the KV of paused "
+        "jobs for their next turns (default: it is recomputed)",
+        metavar="FOLDER",
+    )
 
 
 def _add_scheduler_flags(group: FlagGroup) -> None:

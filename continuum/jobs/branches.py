@@ -103,6 +103,12 @@ class Branches:
             self._drop(oldest, BranchEnd.CROWDED_OUT, now)
         return tip
 
+    def take_up(self, tip: BranchTip, block_hashes: list[BlockHash], now: float) -> None:
+        """Opens the branch of a turn that another core has run."""
+        self._ended[tip.request_id] = tip
+        for listener in self._listeners:
+            listener.on_opened(tip, block_hashes, now)
+
     def tools_known(self, tip: BranchTip, now: float) -> None:
         for listener in self._listeners:
             listener.on_tools_known(tip, now)

@@ -51,6 +51,12 @@ class BlockChain:
     def __len__(self) -> int:
         return len(self._heads) // HEAD_BYTES
 
+    def followed_by(self, heads: bytes) -> BlockChain:
+        """This chain, continued by the first 8 bytes of each further hash."""
+        longer = BlockChain(())
+        longer._heads = self._heads + heads
+        return longer
+
     def num_shared(self, block_hashes: Sequence[BlockHash]) -> int:
         """Length of the common prefix with another chain. Each hash covers all blocks before it, so one equal
         hash means that all before it are equal."""
@@ -152,7 +158,6 @@ class Turn:
     predicted_excess_s: float | None = None
     """Seconds of service that a learned model predicts the job to need beyond usual jobs; None without a
     model."""
-    num_cached_tokens: int | None = None
     admitted_s: float | None = None
     diverged_at_token: int | None = None
     """Where its prompt diverges from what its job had computed; None if it does not."""
@@ -174,9 +179,13 @@ class Turn:
 
     def admitted(self, now: float) -> None:
         """Called when the turn's request gets its blocks for the first time."""
-        self.num_cached_tokens = self.request.num_cached_tokens
         self.admitted_s = now
         self.job.queued_s += now - self.request.arrival_time
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Prompt tokens that were cached, or loaded; fewer once a load has failed. None until admission."""
+        return None if self.admitted_s is None else self.request.num_cached_tokens
 
     @property
     def external_id(self) -> str:

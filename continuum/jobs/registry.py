@@ -18,6 +18,7 @@ from continuum.jobs.shared_prefixes import SharedPrefixes, landmarks_of
 from continuum.jobs.tip_index import TipIndex
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
+from tracing.events import MovedTurn
 from tracing.job_ids import INFERRED
 
 MAX_QUESTIONS = 1024
@@ -92,6 +93,20 @@ class JobRegistry(BranchListener):
             job.is_inferred = job_id is None
             job.is_established = False
         job.owner = request.job.owner if request.job is not None else None
+        return job
+
+    def take_up(self, request: Request, moved: MovedTurn, now: float) -> Job:
+        """Returns the job of a turn that another core has run, created if missing."""
+        assert request.job is not None
+        job = self.get(moved.job_id)
+        if job is None:
+            began_s = now - moved.age_s
+            job = Job(moved.job_id, request.job.tenant, began_s, began_s, now)
+            job.owner = request.job.owner
+            job.is_inferred = moved.is_inferred
+            job.queued_s = moved.queued_s
+        self._jobs.touch(job, now)
+        job.num_turns = moved.num_turns
         return job
 
     def _name(self, job: Job, job_id: str) -> None:

@@ -99,6 +99,12 @@ class JobRouter:
         self._mean_new_tokens += NEW_TOKENS_SMOOTHING * (new_tokens - self._mean_new_tokens)
         return engine
 
+    def home(self, turn: RoutedTurn) -> int | None:
+        job_key = None if turn.job_id is None else key_of(turn.job_id)
+        root = key_of(turn.owner, turn.cache_salt)
+        home = self._home(turn, self._keys(turn, root, job_key), job_key)
+        return None if home is None or home.job_key is None else home.engine
+
     def lost(self, engine: int) -> None:
         self._homes.forget(engine)
         for key in [key for key, job in self._jobs.items() if job.engine == engine]:

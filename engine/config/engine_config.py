@@ -155,6 +155,9 @@ class CacheConfig:
     """Shorter prefixes are recomputed instead of read from disk; measured at startup by default."""
     num_disk_blocks_override: int | None = None
     """Number of KV blocks that the disk tier holds; overrides the size."""
+    kv_handover_path: str | None = None
+    """Folder in which a core that is drained or stops leaves what its pins hold, for the cores and servers
+    that get the jobs' next turns. Short for a SharedStorageConnector that saves pins only."""
     kv_cache_metrics: bool = False
     """Report how long a sample of KV blocks lives, and when it is used."""
     kv_cache_metrics_sample: float = 0.01

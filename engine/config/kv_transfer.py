@@ -20,6 +20,9 @@ ROLES = ("kv_producer", "kv_consumer", "kv_both")
 FAILURE_POLICIES = ("recompute", "fail")
 NEAR_PORTS = 64
 """Largest difference of ports that is allowed by default: servers of a group usually use adjacent ports."""
+SAVED = ("all", "pins")
+HANDOVER_S = 20.0
+"""How long a core that stops may take to hand over what its pins hold."""
 LOOPBACK = ("localhost", "127.0.0.0/8", "::1/128")
 
 
@@ -40,6 +43,9 @@ class KVConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     shared_storage_path: str | None = None
     """Folder in which servers keep KV for each other and for their next start
     (``SharedStorageConnector``)."""
+    shared_storage_saves: str = "all"
+    """What is written there: ``all`` that is computed | ``pins``: what pins hold when a core is drained or
+    stops (``SharedStorageConnector``)."""
     shared_storage_max_bytes: int | None = None
     """Size above which the least recently used files are deleted, for one model and all its ranks. None: no
     limit (``SharedStorageConnector``)."""
@@ -92,6 +98,11 @@ class KVTransferConfig:
             raise ConfigError("OffloadingConnector and cpu_bytes_to_use need each other.")
         if (self.kv_connector == "SharedStorageConnector") != (options.shared_storage_path is not None):
             raise ConfigError("SharedStorageConnector and shared_storage_path need each other.")
+        if options.shared_storage_saves not in SAVED:
+            raise ConfigError(
+                f"shared_storage_saves must be one of {', '.join(SAVED)}, got "
+                f"{options.shared_storage_saves!r}."
+            )
         if options.shared_storage_max_bytes is not None and options.shared_storage_path is None:
             raise ConfigError("shared_storage_max_bytes needs shared_storage_path.")
         for name in ("cpu_bytes_to_use", "shared_storage_max_bytes"):
@@ -118,6 +129,11 @@ class KVTransferConfig:
     def saves(self) -> bool:
         """Whether KV is written to that folder."""
         return self.storage_path is not None and self.kv_role != "kv_consumer"
+
+    @property
+    def saves_all(self) -> bool:
+        """Whether all KV is, as it is computed; else only what pins hold, when a core is drained or stops."""
+        return self.saves and self.kv_connector_extra_config.shared_storage_saves == "all"
 
     @property
     def loads_saved(self) -> bool:
@@ -171,9 +187,18 @@ def _network_of(peer: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | No
 
 
 def read_kv_transfer_config(
-    given: str | Mapping[str, Any] | KVTransferConfig | None,
+    given: str | Mapping[str, Any] | KVTransferConfig | None, handover_path: str | None = None
 ) -> KVTransferConfig | None:
-    """The record of what was given, JSON or fields; ConfigError names the field that is wrong."""
+    """The record of what was given, JSON or fields; ConfigError names the field that is wrong.
+    ``handover_path``: ``kv_handover_path``, which is a connector of its own."""
+    if handover_path is not None:
+        if given is not None:
+            raise ConfigError(
+                "kv_handover_path and kv_transfer_config exclude each other; a SharedStorageConnector hands "
+                "over what pins hold, too."
+            )
+        options = KVConnectorOptions(shared_storage_path=handover_path, shared_storage_saves="pins")
+        return KVTransferConfig(kv_connector="SharedStorageConnector", kv_connector_extra_config=options)
     if given is None or isinstance(given, KVTransferConfig):
         return given
     fields = read_fields(OPTION, given, EXAMPLE)

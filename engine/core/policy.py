@@ -25,6 +25,7 @@ from engine.records.kv_cache_groups import (
 from engine.records.lessons import Lesson
 from engine.records.messages import JobStatus, PastTurn, Signal, TurnReceipt
 from engine.records.reported_stats import JobStats
+from tracing.events import MovedTurn
 
 if TYPE_CHECKING:
     from tracing.tracer import Tracer
@@ -282,6 +283,10 @@ class RetentionPolicy:
     def pins(self) -> Iterable[Pin]:
         """All live pins, for a reset of the prefix cache and for checks."""
         return ()
+
+    def moved_turn(self, pin: Pin, now: float) -> MovedTurn | None:
+        """What another core should know of the turn whose blocks a pin holds, as it gets the next one."""
+        return None
 
 
 class JobDirectory:

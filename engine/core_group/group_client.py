@@ -12,20 +12,22 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from engine.clock import Clock, MonotonicClock
 from engine.core.core_outputs import failed_output
+from engine.core_group.drains import Drains
 from engine.core_group.ledger import RequestLedger
-from engine.core_group.load_board import LoadBoard
+from engine.core_group.load_board import Drain, LoadBoard
 from engine.core_group.merged_answers import merge_answers
 from engine.core_group.operator_records import OperatorRecords
 from engine.core_process.client_protocols import Delivery, EngineState
 from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.launcher import Core
 from engine.errors import EngineDeadError, EngineGenerateError, RequestError
+from engine.records.handed_over import HandedOver
 from engine.records.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -40,6 +42,12 @@ from engine.routing import EngineLoad, RoutedTurn, Router
 logger = logging.getLogger(__name__)
 
 CORE_DIED = "The engine core that ran this request has died; send the request again."
+_WORDS: dict[Drain, Literal["up", "draining", "drained"]] = {
+    Drain.NONE: "up",
+    Drain.LEAVING: "draining",
+    Drain.CLOSED: "draining",
+    Drain.DONE: "drained",
+}
 NO_CORE = "No engine core takes requests at the moment; try again later."
 
 
@@ -86,6 +94,7 @@ class CoreGroupClient:
         self._known = ready
         self._clock = clock or MonotonicClock()
         self._ledger = RequestLedger()
+        self._drains = Drains(self._board, lambda index: self._engines[index].client)
         self._awaited = {engine.index for engine in self._engines if engine.client is None}
         """Places that wait for a core."""
         self._records = records or OperatorRecords()
@@ -173,9 +182,6 @@ class CoreGroupClient:
             self._board.count_open(index, 1)
 
     def _place(self, request: EngineCoreRequest) -> tuple[int, AsyncMPClient]:
-        loads = self._loads()
-        if all(load is None for load in loads):
-            raise EngineDeadError(NO_CORE)
         job = request.job
         turn = RoutedTurn(
             request.request_id,
@@ -184,15 +190,23 @@ class CoreGroupClient:
             owner=request.owner,
             cache_salt=request.cache_salt,
         )
+        loads = self._loads(turn)
+        if all(load is None for load in loads):
+            raise EngineDeadError(NO_CORE)
         index = self._router.place(turn, loads, self._clock.now())
         client = self._engines[index].client
         assert client is not None, "only cores that are up have a load"
         return index, client
 
-    def _loads(self) -> list[EngineLoad | None]:
-        """The load of each core that takes new requests. If all are draining, all take them."""
+    def _loads(self, turn: RoutedTurn) -> list[EngineLoad | None]:
+        """The load of each core that takes the turn. If all are draining, all take it."""
         up = self.clients_up()
-        taking = [index for index in up if not self._board.is_draining(index)] or up
+        drains = {index: self._board.drain_of(index) for index in up}
+        taking = [index for index, drain in drains.items() if drain is Drain.NONE]
+        leaving = [index for index, drain in drains.items() if drain is Drain.LEAVING]
+        if leaving and (home := self._router.home(turn)) in leaving:
+            taking.append(home)
+        taking = taking or list(up)
         loads: list[EngineLoad | None] = [None] * len(self._engines)
         for index in taking:
             loads[index] = self._board.load_of(index)
@@ -320,10 +334,10 @@ class CoreGroupClient:
         load = self._board.load_of(engine.index)
         client = engine.client
         is_up = client is not None and not client.dead
-        draining = self._board.is_draining(engine.index)
+        drain = self._board.drain_of(engine.index)
         return EngineState(
             engine=engine.index,
-            state="draining" if is_up and draining else "up" if is_up else "down",
+            state=_WORDS[drain] if is_up else "down",
             process_id=client.pid if client is not None and is_up else None,
             num_open=load.num_open,
             num_running=load.num_running,
@@ -333,12 +347,18 @@ class CoreGroupClient:
             num_pinned_blocks=load.num_pinned_blocks,
         )
 
-    def set_draining(self, engine: int, *, draining: bool) -> None:
-        """Set whether a core is draining; RequestError if there is no such core."""
+    def drain(self, engine: int, deadline_s: float) -> asyncio.Task[HandedOver | None]:
+        self._check(engine)
+        return self._drains.begin(engine, deadline_s, hands_over=self.ready.hands_over)
+
+    async def end_drain(self, engine: int) -> None:
+        self._check(engine)
+        await self._drains.end(engine, hands_over=self.ready.hands_over)
+
+    def _check(self, engine: int) -> None:
         if not 0 <= engine < len(self._engines):
             last = len(self._engines) - 1
             raise RequestError(f"engine must be a number from 0 to {last}, got {engine}.", "engine")
-        self._board.set_draining(engine, draining=draining)
 
     def _concerned_by(self, signal: Signal) -> Iterator[AsyncMPClient]:
         if isinstance(signal, JobFinished):

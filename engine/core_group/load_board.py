@@ -16,10 +16,22 @@ from engine.routing import EngineLoad
 _WORD_BYTES = 8
 
 
+class Drain(IntEnum):
+    """How far a core's drain is."""
+
+    NONE = 0
+    LEAVING = 1
+    """New jobs go elsewhere; turns of its own jobs still come."""
+    CLOSED = 2
+    """All turns go elsewhere."""
+    DONE = 3
+    """All turns go elsewhere; it has no requests, and what its pins held was handed over."""
+
+
 class _Column(IntEnum):
     """A number that is kept for each core."""
 
-    DRAINING = 0
+    DRAIN = 0
     RUNNING = 1
     WAITING = 2
     BLOCKS = 3
@@ -59,12 +71,12 @@ class LoadBoard:
             self._set(column, engine, 0)
         self._set(_Column.FREE_BLOCKS, engine, self._get(_Column.BLOCKS, engine))
 
-    def set_draining(self, engine: int, *, draining: bool) -> None:
-        """Set whether the core takes no new requests."""
-        self._set(_Column.DRAINING, engine, int(draining))
+    def set_drain(self, engine: int, drain: Drain) -> None:
+        """Set how far the core's drain is."""
+        self._set(_Column.DRAIN, engine, drain)
 
-    def is_draining(self, engine: int) -> bool:
-        return bool(self._get(_Column.DRAINING, engine))
+    def drain_of(self, engine: int) -> Drain:
+        return Drain(self._get(_Column.DRAIN, engine))
 
     def load_of(self, engine: int) -> EngineLoad:
         """The latest known load of a core."""

@@ -10,6 +10,7 @@ import msgspec
 from engine.core.scheduler_report import PauseState
 from engine.records.capacity import Capacity
 from engine.records.capacity import merged as merged_capacity
+from engine.records.handed_over import END_HANDOVER, HAND_OVER
 from engine.watch.merged_view import merge_views
 
 Answers = Sequence[Any]
@@ -90,6 +91,10 @@ def _trace_state(answers: Answers, args: Sequence[Any]) -> Any:
     return merged
 
 
+def _handed_over(answers: Answers, args: Sequence[Any]) -> dict[str, int]:
+    return {name: sum(answer[name] for answer in answers) for name in answers[0]}
+
+
 def _watch(answers: Answers, args: Sequence[Any]) -> bytes:
     return merge_views(answers)
 
@@ -106,6 +111,8 @@ _MERGES: dict[str, Callable[[Answers, Sequence[Any]], Any]] = {
     "job": _job,
     "past_turns": _past_turns,
     "step_age_s": _largest,
+    HAND_OVER: _handed_over,
+    END_HANDOVER: _nothing,
     "trace_state": _trace_state,
     "switch_trace": _trace_state,
     "watch": _watch,

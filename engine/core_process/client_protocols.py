@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from engine.errors import EngineDeadError
+from engine.records.handed_over import HandedOver
 from engine.records.messages import EngineCoreOutputs, EngineCoreRequest, EngineReady, Signal, TurnReceipt
 
 Delivery = EngineCoreOutputs | EngineDeadError
@@ -20,8 +21,9 @@ class EngineState(msgspec.Struct, kw_only=True):
 
     engine: int
     """The number of the core."""
-    state: Literal["up", "draining", "down"]
-    """``draining``: takes no new requests; ``down``: has died, and is being restarted."""
+    state: Literal["up", "draining", "drained", "down"]
+    """``draining``: takes no new jobs; ``drained``: has no requests, and was told to take none; ``down``: has
+    died, and is being restarted."""
     process_id: int | None
     num_open: int
     """Requests that were sent to it and have not ended."""
@@ -107,8 +109,11 @@ class AsyncCoreClient(Protocol):
     async def engine_states(self) -> list[EngineState]:
         """The cores, in the order of their numbers."""
 
-    def set_draining(self, engine: int, *, draining: bool) -> None:
-        """Set whether a core takes no new requests; its open requests go on."""
+    def drain(self, engine: int, deadline_s: float) -> asyncio.Task[HandedOver | None]:
+        """Let a core take no new requests, and hand over what its pins hold; see ``Drains``."""
+
+    async def end_drain(self, engine: int) -> None:
+        """Let a core take new requests again."""
 
     def close(self) -> None:
         """Stop the core if this client started it, and wait until it has exited. May be called again."""

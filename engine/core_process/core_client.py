@@ -28,6 +28,7 @@ from engine.core_process.launcher import ClientHandle, Core, CoreProcess
 from engine.core_process.output_sockets import output_address, socket_address
 from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.executor import ExecutorFactory
+from engine.records.handed_over import HandedOver
 from engine.records.messages import (
     ENGINE_CORE_DEAD,
     AbortRequest,
@@ -48,6 +49,7 @@ logger = logging.getLogger(__name__)
 _EXIT_ADDRESS = "inproc://core-exited"
 MAX_MESSAGES_PER_TURN = 16
 """Messages that the event loop reads before it turns to other work."""
+NOT_ALONE = "This server has one engine core, so none can be drained: stop the server instead."
 SEND_WITHIN_S = 0.002
 """A signal whose answer is not awaited is sent with the next message, or after this time."""
 
@@ -396,9 +398,13 @@ class AsyncMPClient(MPClient):
     async def engine_states(self) -> list[EngineState]:
         return [lone_engine(self.pid, await self.call_utility("statistics"))]
 
-    def set_draining(self, engine: int, *, draining: bool) -> None:
+    def drain(self, engine: int, deadline_s: float) -> asyncio.Task[HandedOver | None]:
         """Raise RequestError: there is no other core to take its requests."""
-        raise RequestError("This server has one engine core, so none can be drained.", "engine")
+        raise RequestError(NOT_ALONE, "engine")
+
+    async def end_drain(self, engine: int) -> None:
+        """Raise RequestError: it cannot be drained."""
+        raise RequestError(NOT_ALONE, "engine")
 
     def tell(self, signal: Signal) -> None:
         """Send a signal that is not answered."""

@@ -21,12 +21,13 @@ from engine.core.scheduler_report import PauseState
 from engine.core.traced_scheduler import TracedScheduler
 from engine.errors import RequestError
 from engine.executor import Executor
+from engine.records.handed_over import HAND_OVER
 from engine.records.operator_record import OperatorRecord
 
 logger = logging.getLogger(__name__)
 
 LEVELS = (1, 2)
-SLOW_UTILITIES = frozenset(("sleep", "wake_up", "update_weights", "undo_weights", "take_record"))
+SLOW_UTILITIES = frozenset(("sleep", "wake_up", "update_weights", "undo_weights", "take_record", HAND_OVER))
 """Calls that may take as long as loading a model."""
 
 

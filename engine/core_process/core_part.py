@@ -15,8 +15,8 @@ from engine.records.reported_stats import SchedulerStats
 
 
 class CorePart:
-    """What one feature does around the loop, at each moment. All methods but ``opening``, ``persist`` and
-    ``stop`` are called under the core's lock, and must not wait."""
+    """What one feature does around the loop, at each moment. All methods but ``opening``, ``stopping``,
+    ``persist`` and ``stop`` are called under the core's lock, and must not wait."""
 
     def opening(self, message: EngineCoreRequest) -> None:
         """Called when a request has come in, before it is queued. RequestError refuses it."""
@@ -39,6 +39,9 @@ class CorePart:
     def utilities(self) -> Mapping[str, Callable[..., Any]]:
         """Methods that another process may call, by name."""
         return {}
+
+    def stopping(self) -> None:
+        """Called when the engine is about to stop, before the scheduler is closed. A step may be running."""
 
     def persist(self, now: float) -> None:
         """Complete what must survive: the engine stops, the scheduler is closed. A step may be running."""
@@ -88,6 +91,10 @@ class CoreParts:
 
     def utilities(self) -> dict[str, Callable[..., Any]]:
         return {name: method for part in self.all for name, method in part.utilities().items()}
+
+    def stopping(self) -> None:
+        for part in self.all:
+            part.stopping()
 
     def persist(self, now: float) -> None:
         for part in self.all:

@@ -87,6 +87,7 @@ def engine_ready(config: EngineConfig, info: ModelInfo, policy: SchedulingPolicy
         pooling=info.pooling,
         media=info.media,
         most_draft_bytes=most_bytes(config.speculative),
+        hands_over=config.kv_transfer is not None and config.kv_transfer.saves,
     )
 
 
@@ -128,8 +129,8 @@ def make_scheduler(
         scheduler.add_parts(_encoder_cache(config, info.media))
     if info.routed_experts is not None:
         scheduler.add_parts(RoutedExpertsStore(info.routed_experts, info.num_gpu_blocks, block_size))
-    if transfer is not None and transfer.storage_path is not None:
-        _join_storage(scheduler, saves=transfer.saves)
+    if transfer is not None and transfer.saves_all:
+        _save_all(scheduler)
     return scheduler
 
 
@@ -157,15 +158,14 @@ def _max_loras(config: EngineConfig) -> int | None:
     return None if config.lora is None else config.lora.max_loras
 
 
-def _join_storage(scheduler: Scheduler, *, saves: bool) -> None:
+def _save_all(scheduler: Scheduler) -> None:
     """Let the scheduler save what is computed in the folder that servers share."""
     if scheduler.kv.states is not None:
         raise ConfigError(
-            "SharedStorageConnector does not keep the states of linear attention, which this model has; "
-            "TCPConnector and kv_offloading_size do."
+            "SharedStorageConnector does not save all states of linear attention, which this model has: "
+            'with "shared_storage_saves": "pins" it saves those that pins hold.'
         )
-    if saves:
-        scheduler.loads.saves = []
+    scheduler.loads.saves = []
 
 
 def open_saved_prefixes(config: EngineConfig, info: ModelInfo, scheduler: Scheduler) -> SavedPrefixes | None:
@@ -175,7 +175,10 @@ def open_saved_prefixes(config: EngineConfig, info: ModelInfo, scheduler: Schedu
         return None
     must_load = transfer.kv_load_failure_policy == "fail"
     name_of = partial(_first_name, scheduler.kv.tiered)
-    return SavedPrefixes(info.saved_kv, config.cache.block_size, name_of, must_load=must_load)
+    has_all = transfer.kv_connector_extra_config.shared_storage_saves == "all"
+    cuts = not scheduler.kv.has_windows and scheduler.kv.states is None
+    size = config.cache.block_size
+    return SavedPrefixes(info.saved_kv, size, name_of, must_load=must_load, has_all=has_all, cuts=cuts)
 
 
 def _first_name(tiered: TieredBlocks, block_hash: BlockHash) -> BlockHash:

@@ -42,6 +42,7 @@ from engine.core_process.core_parts import (
 )
 from engine.core_process.drafting import make_drafting
 from engine.core_process.events.kv_events import closed_on_failure, open_kv_events
+from engine.core_process.handover import open_handover
 from engine.core_process.kept_turns import KeptTurns
 from engine.core_process.lease_keeper import lease_place, open_lease_keeper
 from engine.core_process.telemetry import RequestSpans, open_telemetry
@@ -50,7 +51,6 @@ from engine.core_process.utilities import CoreUtilities
 from engine.core_process.waves import Waves
 from engine.errors import EngineError, RequestError
 from engine.executor import Executor, ExecutorFactory, FinishedOutput, PendingOutput
-from engine.records.kv_transfer import SavedPrefix
 from engine.records.messages import (
     AbortRequest,
     EngineCoreOutput,
@@ -140,6 +140,7 @@ class EngineCore:
         if kv_events is not None:
             kv_events.attach(self._untraced, clock)
         self._saved_prefixes = open_saved_prefixes(config, info, self._untraced)
+        self._handover = open_handover(config, self._executor, lambda: self.scheduler, clock, self._changed)
         self._asks_readers = False
         """Whether to poll the worker for reports of lease readers, though nothing runs."""
         self._grammars = CoreGrammars(
@@ -161,6 +162,7 @@ class EngineCore:
                 lease_place(config),
                 None if telemetry is None else RequestSpans(telemetry),
                 self._drafting,
+                self._handover,
                 self.kept_turns,  # takes the lists of a request that ended: after all that read them
             )
         )
@@ -189,13 +191,11 @@ class EngineCore:
         self._parts.request_ended(request, now)
 
     def _loaded(self, folder: Path | None) -> None:
-        """Other weights have been loaded: look up waiting requests in this folder of their saved KV."""
-        if self._saved_prefixes is not None and folder is not None:
-            with self._changed:
-                self._saved_prefixes.use(folder)
-                for request in self.scheduler.requests.values():
-                    if isinstance(request.kv_transfer, SavedPrefix):
-                        request.kv_transfer = self._saved_prefixes.find(request)
+        """Other weights have been loaded, whose saved KV is in this folder."""
+        with self._changed:
+            for part in (self._handover, self._saved_prefixes):
+                if part is not None and folder is not None:
+                    part.loaded(folder, self.scheduler.requests.values())
 
     # ---- input ----
 
@@ -214,10 +214,10 @@ class EngineCore:
             saved = self._saved_prefixes
             looked_in = None if saved is None else saved.saved
             if saved is not None:
-                request.kv_transfer = saved.find(request)
+                saved.find(request)
             with self._changed:
                 if saved is not None and saved.saved is not looked_in:  # other weights have come since
-                    request.kv_transfer = saved.find(request)
+                    saved.find(request)
                 now = self._clock.now()
                 self.scheduler.add_request(request, now)
                 self._parts.opened(message)
@@ -490,6 +490,7 @@ class EngineCore:
         if not first:
             self._persisted.wait(PERSIST_TIMEOUT_S)
             return
+        self._parts.stopping()
         with self._changed:
             now = self._clock.now()
             self.scheduler.close(now)

@@ -20,6 +20,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
+from engine.config.kv_transfer import HANDOVER_S
 from engine.core_process.client_registry import FIRST_CLIENT
 from engine.core_process.core_start import FAILED, READY, CoreSpec, CoreStart
 from engine.core_process.output_sockets import socket_address
@@ -139,6 +140,9 @@ class CoreProcess:
         """ConfigError if the spec cannot be sent to another process."""
         self._spec = pickled_spec(spec)
         self._model = spec.config.model.model
+        transfer = spec.config.kv_transfer
+        hands_over = transfer is not None and transfer.saves
+        self._stop_timeout_s = STOP_TIMEOUT_S + (HANDOVER_S if hands_over else 0.0)
         self._exited = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -225,9 +229,9 @@ class CoreProcess:
         self.ask_to_end()
         process = self._launched
         try:  # not the event: a core that was only launched has no thread that watches it
-            process.wait(STOP_TIMEOUT_S)
+            process.wait(self._stop_timeout_s)
         except subprocess.TimeoutExpired:
-            logger.warning("The engine core did not stop within %s s: killing it.", STOP_TIMEOUT_S)
+            logger.warning("The engine core did not stop within %s s: killing it.", self._stop_timeout_s)
             process.kill()
             process.wait()
         remove_private_folder(self.folder)

@@ -1,12 +1,15 @@
-"""Finds the longest prefix of a prompt in the folder that servers share."""
+"""Finds the longest prefix of a prompt in the folder that servers share, and the turn that it continues."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+import msgspec
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
+from engine.kv_transfer.moved_turns import MovedTurns
 from engine.kv_transfer.saved_blocks import SavedBlocks
 from engine.records.kv_transfer import SavedPrefix
 
@@ -15,25 +18,63 @@ class SavedPrefixes:
     """Looks in the folder once per request, on its arrival: the scheduler itself sees no files."""
 
     def __init__(
-        self, folder: Path, block_size: int, name_of: Callable[[BlockHash], bytes], *, must_load: bool
+        self,
+        folder: Path,
+        block_size: int,
+        name_of: Callable[[BlockHash], bytes],
+        *,
+        must_load: bool,
+        has_all: bool,
+        cuts: bool,
     ) -> None:
         """``folder``: of the first rank. ``block_size`` in tokens. ``name_of``: the name of a block there.
-        ``must_load``: requests whose load fails end with an error."""
-        self.saved = SavedBlocks(folder)
+        ``must_load``: requests whose load fails end with an error. ``has_all``: all that is computed is
+        saved; else only what pins held. ``cuts``: of a paused turn any number of blocks can be loaded; else
+        only all, as windows and states are those of its end."""
+        self._use(folder)
         self._block_size = block_size
         self._name_of = name_of
         self._must_load = must_load
+        self._has_all = has_all
+        self._cuts = cuts
 
-    def use(self, folder: Path) -> None:
-        """Look in another folder from now on: other weights have been loaded."""
+    def _use(self, folder: Path) -> None:
         self.saved = SavedBlocks(folder)
+        self._paused = MovedTurns(folder.parent)
 
-    def find(self, request: Request) -> SavedPrefix | None:
-        """The prefix whose last block is there. A block before it may be gone: then the load fails.
+    def loaded(self, folder: Path, requests: Iterable[Request]) -> None:
+        """Other weights have been loaded: look in their folder from now on, for these requests, too, as far
+        as they had found something."""
+        self._use(folder)
+        for request in requests:
+            if isinstance(request.kv_transfer, SavedPrefix):
+                self.find(request)
+
+    def find(self, request: Request) -> None:
+        """Note at the request the prefix that is there, and the paused turn that it continues."""
+        found = self._paused.find(self._hashes(request))
+        num_blocks = 0
+        if found is not None:
+            num_blocks = min(found.num_blocks, found.num_saved_blocks)
+            if num_blocks < found.num_saved_blocks and not self._cuts:
+                num_blocks = 0
+            if found.turn is not None and request.job is not None:
+                request.job = msgspec.structs.replace(request.job, moved=found.turn)
+        if self._has_all:
+            num_blocks = max(num_blocks, self._num_saved_blocks(request))
+        num_tokens = num_blocks * self._block_size
+        request.kv_transfer = SavedPrefix(num_tokens, self._must_load) if num_tokens else None
+
+    def _hashes(self, request: Request) -> Sequence[BlockHash]:
+        """The blocks that may be loaded: the last token is computed."""
+        return request.block_hashes[: (request.num_tokens - 1) // self._block_size]
+
+    def _num_saved_blocks(self, request: Request) -> int:
+        """The blocks up to the last one that is there. One before it may be gone: then the load fails.
 
         Blocks are saved and used from the first on, so thousands of blocks take a dozen look-ups.
         """
-        hashes = request.block_hashes[: (request.num_tokens - 1) // self._block_size]
+        hashes = self._hashes(request)
         low = 0
         high = len(hashes)
         while low < high:
@@ -42,4 +83,4 @@ class SavedPrefixes:
                 low = middle + 1
             else:
                 high = middle
-        return SavedPrefix(low * self._block_size, self._must_load) if low else None
+        return low

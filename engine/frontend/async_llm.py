@@ -27,6 +27,7 @@ from engine.frontend.request_output import RequestOutput
 from engine.frontend.stats import IterationStats, StatsListener
 from engine.frontend.streaming_input import SessionEngine, StreamingInput, StreamingSessions
 from engine.records.capacity import Capacity
+from engine.records.handed_over import HAND_OVER, HandedOver
 from engine.records.messages import (
     NO_CONTEXT,
     EngineCoreOutputs,
@@ -271,9 +272,24 @@ class AsyncLLM(EngineOperations):
         self.start()
         return await self._client.engine_states()
 
-    def set_draining(self, engine: int, *, draining: bool) -> None:
-        """Sets whether a core takes no new requests. RequestError if it cannot be drained."""
-        self._client.set_draining(engine, draining=draining)
+    def drain(self, engine: int, deadline_s: float = 0.0) -> asyncio.Task[HandedOver | None]:
+        """Drains a core: new jobs go to others, turns of its own for up to ``deadline_s`` seconds still
+        there. The task ends when it has no requests, and has handed over what its pins hold, if a folder
+        takes it. RequestError if it cannot be drained."""
+        self.start()
+        return self._client.drain(engine, deadline_s)
+
+    async def end_drain(self, engine: int) -> None:
+        """Lets a core take new requests again. RequestError if it cannot be drained."""
+        self.start()
+        await self._client.end_drain(engine)
+
+    async def hand_over(self, timeout_s: float) -> HandedOver | None:
+        """Saves the KV of paused jobs for other servers, and from now on that of each turn that ends; None if
+        no folder takes it."""
+        if not self.ready.hands_over:
+            return None
+        return await self._utility(HAND_OVER, HandedOver, timeout_s)
 
     async def watch(self, viewer_id: str, *, with_scene: bool) -> bytes:
         """Returns events since this viewer's last call: an ``engine.watch.view.View`` as JSON."""

@@ -66,7 +66,9 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
     }
     speculative = read_speculative_config(options.pop("speculative_config", None))
     kv_events = read_kv_events_config(options.pop("kv_events_config", None))
-    kv_transfer = read_kv_transfer_config(options.pop("kv_transfer_config", None))
+    kv_transfer = read_kv_transfer_config(
+        options.pop("kv_transfer_config", None), options.get("kv_handover_path")
+    )
     pooling = read_pooling_config(
         options.pop("runner", "auto"), options.pop("pooler_config", None), options.pop("hf_overrides", None)
     )

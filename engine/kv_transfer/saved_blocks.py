@@ -22,6 +22,8 @@ _HEAD = struct.Struct("<4sIQ")
 """The magic, the CRC-32 of the block, its length in bytes."""
 ABOUT = "about.txt"
 TMP_SUFFIX = ".tmp"
+MAX_AGE_S = 86_400.0
+"""Time without use after which what a drained core has left is deleted: a day."""
 TMP_LIFE_S = 3600.0
 """Age at which an incomplete file counts as left by a process that has died."""
 
@@ -112,6 +114,14 @@ class SavedBlocks:
                 os.unlink(path)
             num_bytes -= size
         return num_bytes
+
+    def delete_unused(self) -> None:
+        """Delete the blocks that nobody has used for a day."""
+        oldest = time.time() - MAX_AGE_S
+        for used_at, _, path in self._files():
+            if used_at < oldest:
+                with suppress(OSError):
+                    os.unlink(path)
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
         """The last use, the size and the path of each block. Deletes old incomplete files."""

@@ -19,7 +19,7 @@ from engine.records.pooling import Pooled, PoolingModel, PoolingParams
 from engine.records.reported_stats import SchedulerStats
 from engine.records.routed_experts import RoutedExperts
 from engine.records.sampling_params import SamplingParams
-from tracing.events import BaseReceipt
+from tracing.events import BaseReceipt, MovedTurn
 
 
 class EngineCoreRequestType(Enum):
@@ -86,6 +86,8 @@ class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """Whether the client gets nothing before the whole answer: then it disconnects sooner."""
     deadline_s: float | None = None
     """Seconds from the turn's arrival after which its answer is of no use."""
+    moved: MovedTurn | None = None
+    """The turn that it continues, if another core ran that; its core finds this out, no client."""
 
 
 class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True):
@@ -412,6 +414,8 @@ class EngineReady(msgspec.Struct, omit_defaults=True):
     media: MediaModels | None = None
     """How the model reads pictures and audio; None: it reads text only."""
     most_draft_bytes: int = 0
+    hands_over: bool = False
+    """Whether what pins hold is saved when the core is drained or stops."""
 
 
 class EngineStartFailed(msgspec.Struct, tag=True):

@@ -158,6 +158,8 @@ class UniProcExecutor:
             return self._adapters.load(*args)
         if self._adapters is not None and method == "drop_adapter":
             return self._adapters.drop(*args)
+        if method == "save_kv":
+            return self._shared.save_now(*args)
         if method in SLEEP_METHODS:
             if not isinstance(self._backend, CPUBackend):
                 raise RequestError("Only a model on a CPU can sleep or take other weights so far.", "level")

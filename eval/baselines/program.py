@@ -95,8 +95,8 @@ class ProgramPolicy(FcfsPolicy):
 
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
         turn = self._turns.get(request.request_id)
-        if turn is not None and turn.num_cached_tokens is None:
-            turn.num_cached_tokens = request.num_cached_tokens
+        if turn is not None and turn.admitted_s is None:
+            turn.admitted_s = now
         return ()
 
     def on_turn_end(self, request: Request, now: float) -> Pin | None:

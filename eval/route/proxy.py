@@ -40,6 +40,7 @@ _GONE = (
 )
 """Exceptions that show that a server is gone, not that a request is wrong."""
 BLOCK_SIZE = 16
+REFUSED = 503
 _WITHOUT_BODY = (204, 304)
 _METHODS = ["GET", "POST", "DELETE", "PUT", "PATCH"]
 _OF_A_CONNECTION = frozenset(
@@ -147,13 +148,13 @@ class RouteApp:
             return _error(502, f"The server of this request failed: {type(error).__name__}.")
 
     async def _route(self, request: Request, body: bytes) -> Response:
-        """Sends the request to the server that the router chooses, or to another if that does not answer."""
+        """Sends the request to the server that the router chooses, or to another if that does not answer or
+        does not take it: it is stopping, or at its limit."""
         is_long = len(body) > INLINE_BYTES
         headers = request.headers
         turn = await asyncio.to_thread(turn_of, headers, body) if is_long else turn_of(headers, body)
         failed = list[int]()
-        while any(load is not None for load in self.fleet.loads(failed)):
-            index = self._chosen(turn, body, failed)
+        while (index := self._next(turn, failed)) is not None:
             load = self.fleet.backends[index].load
             load.num_open += 1
             is_taken = False
@@ -167,11 +168,20 @@ class RouteApp:
                 continue
             finally:
                 load.num_open -= 0 if is_taken else 1
+            if answer.status_code == REFUSED and len(failed) + 1 < len(self.fleet.backends):
+                load.num_open -= 1
+                failed.append(index)
+                await answer.aclose()
+                continue
             return self._passed_on(answer, index, counted=True)
         return _error(503, "None of the servers answers; try again later.")
 
-    def _chosen(self, turn: RoutedTurn, body: bytes, failed: Sequence[int]) -> int:
+    def _next(self, turn: RoutedTurn, failed: Sequence[int]) -> int | None:
+        """The server to ask, after those that failed: one that is up by the last poll, else one that may be
+        back since; None if there is none."""
         loads = self.fleet.loads(failed)
+        if all(load is None for load in loads):
+            return next((index for index in range(len(loads)) if index not in failed), None)
         if turn.job_id is not None and turn.job_id.startswith(("resp_", "conv_")):
             home = self._stored[key_of(turn.job_id)]
             if home is not None and loads[home] is not None:

@@ -254,7 +254,8 @@ def test_a_step_ranks_a_few_anew_and_all_have_their_turn(num_turns: int, admitte
 def _waiting_turn(is_admitted: bool) -> Turn:
     job = Job("j", None, 0.0, 0.0, 0.0)
     request = Request("r", [1], SamplingParams(), 0.0)
-    return Turn(job, request, 1, None, num_cached_tokens=0 if is_admitted else None)
+    request.num_cached_tokens = 0 if is_admitted else None
+    return Turn(job, request, 1, None, admitted_s=0.0 if is_admitted else None)
 
 
 def _mean_completion_s(out: Path, workload: str, *flags: str) -> dict[str, float]:

@@ -105,6 +105,7 @@ def _draw(random: Random, folder: Path) -> Setting:
         () if spread is None else (spread, "2"),
         some(0.4, "--kv-offloading-size", "0.01"),
         some(0.2, *transfer("SharedStorageConnector", "kv_both", **kv)),
+        some(0.4, "--kv-handover-path", str(folder / "paused")),
         some(0.5, "--async-scheduling"),
         some(0.3, "--max-num-batched-tokens", "48"),
         some(0.2, "--no-enable-prefix-caching"),

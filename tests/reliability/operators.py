@@ -277,6 +277,23 @@ def _adapter(rounds: Rounds, to: Operated) -> None:
     to.adapter = path
 
 
+def _drain(rounds: Rounds, to: Operated) -> None:
+    """Drains a core of a group, which hands its jobs over, and uses it again; it may be killed meanwhile."""
+    core = rounds.random.randrange(to.num_cores)
+    asked = [(prompt, rounds.pool.submit(to.ask, prompt, None)) for prompt in range(3)]
+    killed = rounds.random.random() < 0.3
+    if killed:
+        to.call(f"/drain?engine={core}")
+        to.kill_one(rounds.random)
+    else:
+        to.call(f"/drain?engine={core}&deadline_s={rounds.random.choice((0, 1))}&wait=true")
+    for prompt, answer in asked:
+        to.check(prompt, None, answer.result(), must=not killed)
+    rounds.ask(to, must=not killed)
+    to.call(f"/drain?engine={core}&off=true")
+    to.wait_until_up()
+
+
 def _reset(rounds: Rounds, to: Operated) -> None:
     to.post("/reset_prefix_cache")
 
@@ -289,6 +306,7 @@ CHANGES: dict[str, Callable[[Rounds, Operated], None]] = {
     "kill and other weights": _kill_and_update,
     "adapter": _adapter,
     "reset": _reset,
+    "drain": _drain,
 }
 
 

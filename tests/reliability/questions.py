@@ -75,7 +75,8 @@ class Question:
         fields = dict(self.sampling)
         if "logprobs" in fields:
             fields |= {"logprobs": True, "top_logprobs": fields["logprobs"]}
-        return {"messages": self.messages, "job_id": self.job_id, **fields}
+        kept = {"prompt_cache_options": {"ttl": "30m"}}
+        return {"messages": self.messages, "job_id": self.job_id, **kept, **fields}
 
     def alone(self, engine: LLM, adapter: LoRARequest | None) -> list[CompletionOutput]:
         """What the engine answers to this question alone."""

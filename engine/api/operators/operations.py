@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable
 from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 from starlette.requests import Request
@@ -17,12 +19,21 @@ from engine.api.endpoints import endpoint, json_response, read_body, server_of
 from engine.core.scheduler_report import PauseState
 from engine.core_process.client_protocols import EngineState
 from engine.errors import EngineGenerateError, RequestError
+from engine.records.handed_over import HandedOver
 from engine.version import package_version
 
 router = APIRouter()
 
 PAUSE_MODES = ("wait", "keep")
 MAX_DIGITS = 9
+MAX_DEADLINE_S = 86_400
+
+
+class DrainState(EngineState, kw_only=True):
+    """The answer of ``/drain``."""
+
+    moved: HandedOver | UnsetType = UNSET
+    """What was handed over, where the caller waited for it."""
 
 
 class EngineList(msgspec.Struct, kw_only=True):
@@ -198,18 +209,45 @@ async def engines(request: Request) -> Response:
 
 @endpoint(router, "POST", "/drain", operators_only=True)
 async def drain(request: Request) -> Response:
-    """Drains the core ``engine``: it takes no new requests, finishes its own, and its jobs move to other
-    cores; ``off=true`` ends that. It is idle when ``/engines`` reports no open requests for it."""
-    number = request.query_params.get("engine", "")
-    off = request.query_params.get("off", "false")
+    """Drains the core ``engine``: new jobs go to other cores, and for up to ``deadline_s`` seconds (0) turns
+    of its own still come. Then it finishes its requests, and hands over what its pins hold, if there is a
+    folder for that. ``wait=true`` answers when that is done; ``off=true`` ends the drain."""
+    params = request.query_params
+    number = params.get("engine", "")
     if not number.isdecimal() or len(number) > MAX_DIGITS:
         raise RequestError(f"engine must be the number of an engine core, got {number[:40]!r}.", "engine")
-    if off not in ("true", "false"):
-        raise RequestError(f"off must be true or false, got {off[:40]!r}.", "off")
+    deadline_s = _seconds(params.get("deadline_s", "0"))
+    waits, ends = (_flag(params.get(name, "false"), name) for name in ("wait", "off"))
     engine = server_of(request).engine
-    engine.set_draining(int(number), draining=off == "false")
-    states = await engine.engine_states()
-    return json_response(states[int(number)])
+    moved: HandedOver | None = None
+    if ends:
+        await engine.end_drain(int(number))
+    else:
+        draining = engine.drain(int(number), deadline_s)
+        if waits:
+            await asyncio.wait({draining})
+            moved = None if draining.cancelled() else draining.result()
+    state = (await engine.engine_states())[int(number)]
+    return json_response(DrainState(**msgspec.structs.asdict(state), moved=moved or UNSET))
+
+
+def _seconds(given: str) -> float:
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_DEADLINE_S:
+        raise RequestError(
+            f"deadline_s must be a number of seconds from 0 to {MAX_DEADLINE_S}, got {given[:40]!r}.",
+            "deadline_s",
+        )
+    return seconds
+
+
+def _flag(given: str, name: str) -> bool:
+    if given not in ("true", "false"):
+        raise RequestError(f"{name} must be true or false, got {given[:40]!r}.", name)
+    return given == "true"
 
 
 @endpoint(router, "GET", "/is_paused", operators_only=True)

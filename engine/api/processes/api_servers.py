@@ -33,6 +33,7 @@ from engine.api.processes.startup_messages import (
     say_giving_up,
     say_ready,
 )
+from engine.config.kv_transfer import HANDOVER_S
 from engine.core_group.group_cores import GroupCores
 from engine.core_group.group_supervisor import (
     CoreChange,
@@ -213,7 +214,8 @@ class APIServers:
             self._running[0].siblings.say_all_end()
         for process in self._running:
             process.ask_to_stop()
-        return self._await_ends(self._config.shutdown_grace_s + FORCED_END_S + STOP_MARGIN_S, exit_code)
+        timeout_s = HANDOVER_S + self._config.shutdown_grace_s + FORCED_END_S + STOP_MARGIN_S
+        return self._await_ends(timeout_s, exit_code)
 
     def _end_without_core(self) -> int:
         """Ends the server after the death of the core: the processes report it to their clients and stop by

@@ -19,6 +19,8 @@ from engine.api.http.http_config import allow_open_files, http_config
 from engine.api.processes.listener import begin_listening
 from engine.api.processes.server_group import ServerGroup
 from engine.api.service.server import Server
+from engine.config.kv_transfer import HANDOVER_S
+from engine.errors import EngineError
 from engine.frontend.async_llm import AsyncLLM
 from engine.process.trim import finish_startup
 
@@ -142,10 +144,19 @@ class HttpServer:
                 connection.shutdown()  # at once, or after the response in progress
         await asyncio.sleep(ACCEPTED_S)
 
+    async def _hand_over(self) -> None:
+        """Saves what paused jobs need elsewhere, as far as time allows: a failure only costs recomputing."""
+        if self._siblings.others_go_on or self._engine.errored:
+            return
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(HANDOVER_S):
+                await self._engine.hand_over(HANDOVER_S)
+
     async def _end(self, serving: asyncio.Task[None]) -> None:
         """Lets running requests finish within the grace period, then ends them. Meanwhile new requests get
         503, unless there are siblings: these get the new connections, and requests over connections accepted
-        here are still served."""
+        here are still served. Other servers find the KV of paused jobs before they get their turns."""
+        await self._hand_over()
         if self._siblings.others_go_on and not serving.done():
             await self._leave_to_others()
         else:

@@ -40,6 +40,9 @@ class PinnedBlocks:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    def __contains__(self, pin_id: int) -> bool:
+        return pin_id in self._blocks
+
     def held(self) -> Iterable[list[KVCacheBlock]]:
         """The blocks of each pin."""
         return self._blocks.values()

@@ -125,6 +125,7 @@ class InputTrace:
             event.asked_ttl_s = job.asked_ttl_s
             event.is_silent = job.is_silent
             event.deadline_s = job.deadline_s
+            event.moved = job.moved
             num_tokens = request.num_prompt_tokens
             event.tokens = reads.runs((max(0, num_tokens - 2 * self._block_size), num_tokens))
         self._tracer.emit(event)

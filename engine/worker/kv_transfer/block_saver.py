@@ -13,6 +13,7 @@ import torch
 
 from engine.core.outputs import KVSaves
 from engine.kv_transfer.saved_blocks import SavedBlocks
+from engine.kv_transfer.wire import chunks
 from engine.worker.kv_tiers.copy_streams import Event, copy_streams_of
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ class BlockSaver:
         measures."""
         self._lock = threading.Lock()
         self._num_pending = 0
+        self._is_new = True
+        """Whether nothing was saved at once yet."""
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._has_logged: set[str] = set()
         self._thread = ThreadPoolExecutor(1, "kv-saves")
@@ -52,6 +55,18 @@ class BlockSaver:
         if names:
             content = self._copy(block_ids)
             self._thread.submit(self._write, names, content, self._streams.steps.record_event())
+
+    def save_now(self, names: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """Save blocks before returning, however many; OSError if the folder cannot take one."""
+        self.flush()
+        if self._is_new:
+            self._is_new = False
+            self._saved.delete_unused()
+        left = iter(names)
+        for some in chunks(block_ids, self._block_bytes):
+            for block in self._copy(some).cpu().numpy():
+                self._num_unmeasured += self._saved.write(next(left), block.data)
+        self._shrink()
 
     def flush(self) -> None:
         """Wait until all pending blocks are written."""

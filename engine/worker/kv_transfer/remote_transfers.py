@@ -73,6 +73,11 @@ class RemoteTransfers:
         if self._saver is not None:
             self._saver.flush()
 
+    def save_now(self, names: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """Save blocks in the folder before returning; OSError if it cannot take one."""
+        assert self._saver is not None, "nothing is saved here"
+        self._saver.save_now(names, block_ids)
+
     def end_step(self, plan: SchedulerOutput) -> None:
         if self._base is not None:
             self._base.end_step(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -49,6 +50,11 @@ class SharedKV:
         transfers = with_remote(base, self._pool, self._config, self._group, self._identity)
         self._transfers = transfers if isinstance(transfers, RemoteTransfers) else None
         return transfers
+
+    def save_now(self, names: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """Save blocks in the folder before returning; OSError if it cannot take one."""
+        assert self._transfers is not None, "nothing is saved here"
+        self._transfers.save_now(names, block_ids)
 
     def rest(self) -> None:
         """Make KV unreadable from elsewhere, because the pool is about to change."""

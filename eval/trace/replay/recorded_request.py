@@ -167,4 +167,5 @@ def _job_ref(arrived: RequestArrived) -> JobRef | None:
         asked_ttl_s=arrived.asked_ttl_s,
         is_silent=arrived.is_silent,
         deadline_s=arrived.deadline_s,
+        moved=arrived.moved,
     )

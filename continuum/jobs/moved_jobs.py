@@ -1,0 +1,69 @@
+"""Jobs that move between cores: what one tells of a paused branch, and how another takes it up.
+
+The turn that continues the branch brings the record (``JobRef.moved``), so that a replay sees it with the
+turn. Its KV comes another way.
+"""
+
+from __future__ import annotations
+
+from continuum.jobs.branches import Branches
+from continuum.jobs.job import BlockChain, BranchTip
+from continuum.jobs.registry import JobRegistry
+from engine.core.policy import PinEnd
+from engine.core.request import Request
+from estimator.tool_key import ToolKey
+from tracing.events import MovedTurn
+
+
+def moved_turn(tip: BranchTip, now: float) -> MovedTurn:
+    """What is known of a tip that a turn on another core will continue."""
+    job = tip.job
+    return MovedTurn(
+        job_id=job.job_id,
+        request_id=tip.request_id,
+        turn=tip.turn_number,
+        num_turns=job.num_turns,
+        num_prompt_tokens=tip.num_prompt_tokens,
+        elapsed_s=max(0.0, now - tip.ended_s),
+        age_s=max(0.0, now - job.first_arrival_s),
+        queued_s=job.queued_s,
+        is_inferred=job.is_inferred,
+        external_id=tip.external_id,
+        tools=None if tip.tools is None else [str(tool) for tool in tip.tools],
+        prompt_tail=list(tip.prompt_tail or ()),
+        num_replies=tip.num_replies,
+        num_results=tip.num_results,
+        num_output_tokens=tip.num_output_tokens,
+        num_task_tokens=tip.num_task_tokens,
+    )
+
+
+def take_up(jobs: JobRegistry, branches: Branches, request: Request, moved: MovedTurn, now: float) -> None:
+    """Remembers the job and the branch that the request continues, as if its last turn had run here; does
+    nothing if this turn or a later one did."""
+    known = jobs.get(moved.job_id)
+    if known is not None and known.num_turns >= moved.num_turns:
+        return
+    job = jobs.take_up(request, moved, now)
+    block_hashes = request.block_hashes[: moved.num_blocks]
+    tip = BranchTip(
+        job,
+        moved.request_id,
+        moved.turn,
+        BlockChain(block_hashes).followed_by(moved.more_blocks),
+        moved.num_prompt_tokens,
+        ended_s=now - moved.elapsed_s,
+        place=job.place,
+        tools=None,
+        pin_ended=PinEnd.HANDED_OVER,
+        external_id=moved.external_id,
+        prompt_tail=tuple(moved.prompt_tail),
+        num_replies=moved.num_replies,
+        num_results=moved.num_results,
+        num_output_tokens=moved.num_output_tokens,
+        num_task_tokens=moved.num_task_tokens,
+    )
+    branches.take_up(tip, block_hashes, now)
+    if moved.tools is not None:
+        tip.tools = [ToolKey.parse(tool) for tool in moved.tools]
+        branches.tools_known(tip, now)
