@@ -468,6 +468,12 @@ def _add_key_flags(group: FlagGroup) -> None:
         help="API keys, sent as bearer token or x-api-key; NAME is the key's owner. Prefer the environment "
         f"variable {API_KEY_VARIABLE}, which no process list shows (default: no key needed)",
     )
+    group.add(
+        "access_log",
+        "File for a line of JSON per request: who asked, what, tokens and time, never the text "
+        "(default: none)",
+        metavar="FILE",
+    )
     group.add_switch(
         "share_prefixes_across_tenants",
         "Share cached prefixes between owners of different keys; owners can then detect each other's prompts",

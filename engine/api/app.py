@@ -21,6 +21,7 @@ from engine.api.config import ServerConfig
 from engine.api.dashboard import endpoints as dashboard
 from engine.api.dashboard.audience import Viewers
 from engine.api.endpoints import answer_error
+from engine.api.http.access_log import AccessLog, AccessLogMiddleware
 from engine.api.http.auth import ApiKeys, AuthMiddleware
 from engine.api.http.content_encoding import ContentEncodingMiddleware
 from engine.api.http.exact_paths import ExactPaths
@@ -112,6 +113,8 @@ def _guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
     hosts = config.hosts
     if hosts is not None:
         app = HostMiddleware(app, allowed=hosts)
+    if access.access_log is not None:
+        app = AccessLogMiddleware(app, AccessLog(access.access_log))
     return RequestIdMiddleware(app)
 
 

@@ -71,6 +71,8 @@ class AccessConfig:
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Each is ``KEY`` or ``NAME:KEY``; without any, everyone has access."""
+    access_log: str | None = None
+    """File to which a line of JSON is appended for each request; none by default."""
     share_prefixes_across_tenants: bool = False
     """Whether owners of different keys share cached prefixes. If so, timing can reveal to one owner what
     another has sent."""
@@ -86,6 +88,11 @@ class AccessConfig:
     def __post_init__(self) -> None:
         if (fault := fault_of_keys(self.api_keys)) is not None:
             raise ConfigError(fault)
+        if self.access_log is not None:
+            try:
+                open(self.access_log, "a").close()
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"access_log cannot be written: {error}.") from error
 
     @property
     def separates_owners(self) -> bool:

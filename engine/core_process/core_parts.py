@@ -21,7 +21,7 @@ from engine.core.routed_experts import RoutedExpertsStore
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
 from engine.core_process.core_part import CoreParts
-from engine.core_process.saved_prefixes import SavedPrefixes
+from engine.core_process.saved_kv.saved_prefixes import SavedPrefixes
 from engine.errors import ConfigError, RequestError
 from engine.executor import ModelInfo
 from engine.media.checks import check_media

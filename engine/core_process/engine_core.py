@@ -42,9 +42,9 @@ from engine.core_process.core_parts import (
 )
 from engine.core_process.drafting import make_drafting
 from engine.core_process.events.kv_events import closed_on_failure, open_kv_events
-from engine.core_process.handover import open_handover
 from engine.core_process.kept_turns import KeptTurns
 from engine.core_process.lease_keeper import lease_place, open_lease_keeper
+from engine.core_process.saved_kv.handover import open_handover
 from engine.core_process.telemetry import RequestSpans, open_telemetry
 from engine.core_process.trace_control import TraceControl
 from engine.core_process.utilities import CoreUtilities

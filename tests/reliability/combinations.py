@@ -23,6 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -31,7 +32,7 @@ import httpx
 from continuum.cli.serve_args import engine_config
 from continuum.cli.serve_flags import add_serve_arguments
 from engine.errors import ConfigError
-from tests.api.server import ServerEnded, running_server
+from tests.api.server import Server, ServerEnded, running_server
 from tests.processes.event_subscriber import free_ports
 from tests.reliability.operators import Operated, Rounds, transfer
 from tests.reliability.questions import MAX_MODEL_LEN, MEDIA_FAMILIES, AloneWorld
@@ -187,8 +188,8 @@ def play(
         servers = []
         for number, (each, num_cores) in enumerate(flags):
             log = base / ("log" if number == 0 else "log of the other")
-            server = closing.enter_context(running_server(world.folders[0], *each, log=log))
-            servers.append(Operated(server, world, world.folders[0], num_cores))
+            start = partial(_started, closing, world.folders[0], each, log)
+            servers.append(Operated(start, world, world.folders[0], num_cores))
             closing.callback(servers[-1].close)
         to, *others = servers
         rounds = CombinedRounds(world, random, pool)
@@ -203,10 +204,14 @@ def play(
         return rounds.counts
 
 
+def _started(closing: ExitStack, folder: Path, flags: tuple[str, ...], log: Path) -> Server:
+    return closing.enter_context(running_server(folder, *flags, log=log))
+
+
 def play_draw(seed: int, num_rounds: int, say: Callable[[str], None] = print) -> Counter[str]:
     """Plays a setting of this seed. AssertionError for a wrong answer or an unexplained rejection."""
     random = Random(seed)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         base = Path(name)
         setting = draw(random, base)
         say(f"seed {seed}, {setting}")

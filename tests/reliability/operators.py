@@ -22,7 +22,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -113,14 +114,27 @@ class Rejected(Exception):
 class Operated:
     """A server, and the state that operators have put it in."""
 
-    def __init__(self, server: Server, world: World, weights: Path, num_cores: int) -> None:
-        self.server = server
+    def __init__(self, start: Callable[[], Server], world: World, weights: Path, num_cores: int) -> None:
+        """``start`` starts the server, with these weights; it is called again after each stop."""
+        self._start = start
         self.world = world
-        self.weights = weights
         self.num_cores = num_cores
+        self._first_weights = weights
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts the server, as operators have not changed it yet."""
+        self.server = self._start()
+        self.weights = self._first_weights
         self.adapter: Path | None = None
         self._killed: list[float] = []
-        self.http = httpx.Client(base_url=server.url, timeout=120)
+        self.http = httpx.Client(base_url=self.server.url, timeout=120)
+
+    def stop(self) -> None:
+        """Stops the server as a supervisor does."""
+        self.server.process.terminate()
+        assert self.server.wait(60) == 0
+        self.close()
 
     def close(self) -> None:
         self.http.close()
@@ -205,7 +219,10 @@ class Rounds:
 
     def change(self, to: Operated) -> str:
         """Makes one call of an operator, or a kill, or both, with requests during it."""
-        names = [name for name in CHANGES if name != "adapter" or self.world.adapters]
+        without = {"adapter"} if not self.world.adapters else set[str]()
+        if to.num_cores == 1:
+            without.add("drain")
+        names = [name for name in CHANGES if name not in without]
         name = self.random.choice(names)
         try:
             CHANGES[name](self, to)
@@ -294,6 +311,19 @@ def _drain(rounds: Rounds, to: Operated) -> None:
     to.wait_until_up()
 
 
+def _restart(rounds: Rounds, to: Operated) -> None:
+    """Stops the server while it answers, and starts it again; it may find what its jobs have left."""
+    asked = [(prompt, rounds.pool.submit(to.ask, prompt, None)) for prompt in range(3)]
+    weights = to.weights
+    to.stop()
+    for prompt, answer in asked:
+        with suppress(httpx.TransportError):  # its connection was not accepted any more
+            got = answer.result()
+            if got.status_code == 200:
+                to.world.check(weights, None, prompt, got.json())
+    to.begin()
+
+
 def _reset(rounds: Rounds, to: Operated) -> None:
     to.post("/reset_prefix_cache")
 
@@ -307,12 +337,17 @@ CHANGES: dict[str, Callable[[Rounds, Operated], None]] = {
     "adapter": _adapter,
     "reset": _reset,
     "drain": _drain,
+    "restart": _restart,
 }
 
 
 def transfer(connector: str, role: str, **more: Any) -> tuple[str, str]:
     config = {"kv_connector": connector, "kv_role": role, **more}
     return "--kv-transfer-config", json.dumps(config)
+
+
+def _started(running: ExitStack, weights: Path, flags: tuple[str, ...]) -> Server:
+    return running.enter_context(running_server(weights, *flags))
 
 
 @contextmanager
@@ -335,7 +370,12 @@ def operated(setting: str, world: World, base: Path) -> Iterator[list[Operated]]
         starts = [(old, 1, (*FLAGS, *LORA, *first)), (old, 2, (*FLAGS, *GROUP, *LORA, *second))]
     with ExitStack() as running:
         servers = [
-            Operated(running.enter_context(running_server(weights, *flags)), world, weights, num_cores)
+            Operated(
+                partial(_started, running, weights, flags),
+                world,
+                weights,
+                num_cores,
+            )
             for weights, num_cores, flags in starts
         ]
         for server in servers:
@@ -346,7 +386,7 @@ def operated(setting: str, world: World, base: Path) -> Iterator[list[Operated]]
 def play(setting: str, num_rounds: int, seed: int, say: Callable[[str], None] = print) -> Counter[str]:
     """Plays a number of rounds; AssertionError, which names the round, at the first wrong answer."""
     random = Random(seed)
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(8) as pool:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, ThreadPoolExecutor(8) as pool:
         world = GreedyWorld(Path(name), random)
         rounds = Rounds(world, random, pool)
         with operated(setting, world, Path(name)) as servers:

@@ -11,6 +11,7 @@ from time import time
 
 from engine.api.config import ServerConfig
 from engine.api.errors import ModelNotFoundError, ServerClosingError
+from engine.api.http.access_log import current_record
 from engine.api.http.auth import ApiKeys
 from engine.api.http.streams import Patience
 from engine.api.lora.adapter_names import AdapterNames
@@ -171,6 +172,8 @@ class Server:
         receipt = await self.generation.close_turn(context, last, calls)
         if receipt is not None:
             self.metrics.record_receipt(receipt)
+            if (record := current_record()) is not None:
+                record.decided(receipt)
         return receipt if self.config.receipts else None
 
     async def check_health(self) -> None:

@@ -13,6 +13,7 @@ from typing import cast
 import msgspec
 
 from engine.api.errors import RequestTimeoutError, ServerClosingError
+from engine.api.http.access_log import current_record
 from engine.api.processes.shared_load import SharedLoad, Tally
 from engine.api.service.limits import Permit
 from engine.errors import EngineDeadError, TooLateError
@@ -54,6 +55,9 @@ class Generation:
         self._live.add(request_id)
         self._board.add(Tally.LIVE, 1)
         watch = self._watch(request_id, context, permit.age_s)
+        record = current_record()
+        if record is not None:
+            record.began(context, request_id, len(prompt_token_ids))
         try:
             outputs = self._engine.generate(
                 prompt_token_ids, params, request_id, context, on_accepted=on_accepted
@@ -61,6 +65,8 @@ class Generation:
             async with aclosing(cast(AsyncGenerator[RequestOutput, None], outputs)):
                 async for output in outputs:
                     prefill.done()
+                    if record is not None:
+                        record.came(output)
                     for answer in output.outputs:
                         if answer.finish_reason == "abort":
                             raise self._why_ended(request_id)
