@@ -15,6 +15,7 @@ from continuum.cli.serve_flags import EXPERIMENTAL, SHORT_HELP, add_serve_argume
 MAX_FLAGS = 94
 """A new flag replaces another one, or needs a line in ``REASONS``."""
 REASONS: dict[str, str] = {
+    "--api-key-file": "Quotas are the operator's; a file can change while the server runs.",
     "--access-log": "Who may read who asked what, only an operator knows.",
     "--kv-handover-path": "Which folder the servers share, and whether it has room, only an operator knows.",
     "--job-headers": "Gateways name sessions in headers of their own; which, only their operator knows.",

@@ -469,6 +469,11 @@ def _add_key_flags(group: FlagGroup) -> None:
         f"variable {API_KEY_VARIABLE}, which no process list shows (default: no key needed)",
     )
     group.add(
+        "api_key_file",
+        "TOML file of more keys, with names and quotas; SIGHUP reads it again (default: none)",
+        metavar="FILE",
+    )
+    group.add(
         "access_log",
         "File for a line of JSON per request: who asked, what, tokens and time, never the text "
         "(default: none)",

@@ -22,7 +22,7 @@ from engine.api.dashboard import endpoints as dashboard
 from engine.api.dashboard.audience import Viewers
 from engine.api.endpoints import answer_error
 from engine.api.http.access_log import AccessLog, AccessLogMiddleware
-from engine.api.http.auth import ApiKeys, AuthMiddleware
+from engine.api.http.auth import AuthMiddleware
 from engine.api.http.content_encoding import ContentEncodingMiddleware
 from engine.api.http.exact_paths import ExactPaths
 from engine.api.http.head import HeadRequests
@@ -39,6 +39,8 @@ from engine.api.operators import jobs, operations, tracing
 from engine.api.pooling import endpoints as pooling
 from engine.api.prompt_cache.fingerprint_store import FingerprintStore
 from engine.api.service.server import Server
+from engine.api.tenants import endpoints as tenants
+from engine.api.tenants.quota_headers import QuotaHeaders
 from engine.version import package_version
 
 ROUTERS = (
@@ -53,6 +55,7 @@ ROUTERS = (
     jobs.router,
     operations.router,
     tracing.router,
+    tenants.router,
     messages.router,
     responses.router,
     conversations.router,
@@ -63,7 +66,7 @@ ROUTERS = (
 def create_app(server: Server) -> ASGIApp:
     """Builds the application of one served model."""
     routers = (*ROUTERS, dashboard.router) if server.config.dashboard else ROUTERS
-    return _guarded(HeadRequests(ExactPaths(_described(server, routers), routers)), server.config)
+    return _guarded(HeadRequests(ExactPaths(_described(server, routers), routers)), server)
 
 
 def _described(server: Server, routers: Sequence[APIRouter]) -> FastAPI:
@@ -86,21 +89,24 @@ def _describe(app: FastAPI, config: ServerConfig) -> None:
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             names = config.served_model_names
-            needs_key = bool(config.access.api_keys)
+            needs_key = config.access.needs_key
             app.openapi_schema = describe_api(app, model_names=names, needs_key=needs_key)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
+def _guarded(app: ASGIApp, server: Server) -> ASGIApp:
     """Adds the middleware. The last one added receives a request first."""
+    config = server.config
     limits = config.limits
     access = config.access
     app = ContentEncodingMiddleware(app, max_bytes=limits.max_body_bytes)
     app = BodyLimitMiddleware(app, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
     app = OriginMiddleware(app, allowed=access.allowed_origins)
-    app = AuthMiddleware(app, keys=ApiKeys(access.api_keys) if access.api_keys else None)
+    if server.quotas is not None:
+        app = QuotaHeaders(app, server.quotas)
+    app = AuthMiddleware(app, keys=server.keys)
     if access.allowed_origins:
         app = CORSMiddleware(
             app,

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from engine.api.http.auth import ApiKeys, fault_of_keys
 from engine.api.http.hosts import ANY, is_loopback
 from engine.api.openai_responses.config import ResponsesConfig
+from engine.api.tenants.key_file import read_key_file
 from engine.config.media import MediaConfig
 from engine.errors import ConfigError
 from engine.tokenization.content_format import CONTENT_FORMATS
@@ -71,6 +72,8 @@ class AccessConfig:
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Each is ``KEY`` or ``NAME:KEY``; without any, everyone has access."""
+    api_key_file: str | None = None
+    """File of more keys, with names and quotas; it is read again at SIGHUP."""
     access_log: str | None = None
     """File to which a line of JSON is appended for each request; none by default."""
     share_prefixes_across_tenants: bool = False
@@ -88,16 +91,31 @@ class AccessConfig:
     def __post_init__(self) -> None:
         if (fault := fault_of_keys(self.api_keys)) is not None:
             raise ConfigError(fault)
+        if self.api_key_file is not None:
+            self._check_file(self.api_key_file)
         if self.access_log is not None:
             try:
                 open(self.access_log, "a").close()
             except (OSError, ValueError) as error:
                 raise ConfigError(f"access_log cannot be written: {error}.") from error
 
+    def _check_file(self, path: str) -> None:
+        """Raises ConfigError if it is wrong, or has a name or secret that another key has."""
+        taken = ApiKeys(self.api_keys)
+        for name, key in read_key_file(path).items():
+            if name in taken.names or taken.has(key.digest):
+                raise ConfigError(f"api_key_file {path}: {name!r} has the name or the secret of an api_key.")
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether clients need a key."""
+        return bool(self.api_keys) or self.api_key_file is not None
+
     @property
     def separates_owners(self) -> bool:
         """Whether owners share no cached prefixes: true if keys have owners, unless configured otherwise."""
-        return not self.share_prefixes_across_tenants and bool(ApiKeys(self.api_keys).names)
+        are_named = bool(ApiKeys(self.api_keys).names) or self.api_key_file is not None
+        return are_named and not self.share_prefixes_across_tenants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,13 +239,13 @@ class ServerConfig:
             return None
         if named:
             return named
-        return () if is_loopback(self.host) and not self.access.api_keys else None
+        return () if is_loopback(self.host) and not self.access.needs_key else None
 
     @property
     def is_open_to_all(self) -> bool:
         """Whether everyone who can reach this machine may use the server."""
         everywhere = self.uds is None and self.host in (None, "", "0.0.0.0", "::")
-        return everywhere and not self.access.api_keys and self.tls.cert_reqs != ssl.CERT_REQUIRED
+        return everywhere and not self.access.needs_key and self.tls.cert_reqs != ssl.CERT_REQUIRED
 
     def reply_format(
         self, chat_template: str | None, special_tokens: Mapping[str, int] | None = None

@@ -124,6 +124,14 @@ class OverloadedError(EngineError):
     """The server has reached a limit of concurrent work (HTTP 503)."""
 
 
+class QuotaError(EngineError):
+    """The request's key has used what it may (HTTP 429)."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class RequestTimeoutError(EngineError):
     """A request exceeded its deadline, or the server's time limit (HTTP 504)."""
 
@@ -224,7 +232,7 @@ def explain(error: Exception) -> Failure:
             return _failure(503, str(error))
         case RequestTimeoutError():
             return _failure(504, str(error))
-        case TooLateError():
+        case TooLateError() | QuotaError():
             return _failure(429, str(error), code=RATE_LIMIT_EXCEEDED)
         case HTTPException():
             code = "invalid_api_key" if error.status_code == 401 else None
@@ -259,7 +267,7 @@ def _naming_the_field(failure: Failure) -> str:
 def _headers(error: Exception) -> Mapping[str, str] | None:
     if isinstance(error, OverloadedError | ServerClosingError):
         return {"Retry-After": str(RETRY_AFTER_S)}
-    if isinstance(error, TooLateError):
+    if isinstance(error, TooLateError | QuotaError):
         return {"Retry-After": str(math.ceil(error.retry_after_s))}
     return error.headers if isinstance(error, HTTPException) else None
 

@@ -21,6 +21,7 @@ from engine.metrics.table import (
     BLOCK_LIVES,
     CONTINUED_PROMPTS,
     DRAFTS,
+    KEY_USAGE,
     KNOWN_MEDIA,
     MEDIA,
     REJECTIONS,
@@ -93,6 +94,10 @@ class Metrics:
     def record_continued_prompt(self, *, appended: bool) -> None:
         """Records a prompt that continues a turn whose tokens are known."""
         self._named[CONTINUED_PROMPTS.name].add({"appended" if appended else "rendered": 1}, 0.0)
+
+    def record_key_usage(self, key: str, word: str, number: int) -> None:
+        """Records what a key has used: ``word`` is that of a quota."""
+        self._named[KEY_USAGE[word].name].add({key: number}, 0.0)
 
     def record_media(self, *, is_known: bool) -> None:
         """Records a picture or clip of a prompt, and whether it had been decoded before. Thread safe."""

@@ -37,6 +37,7 @@ class ServerMetrics:
         self.record_volatile_text = first.record_volatile_text
         self.record_continued_prompt = first.record_continued_prompt
         self.record_media = first.record_media
+        self.record_key_usage = first.record_key_usage
 
     async def exposition(self) -> bytes:
         """The page for Prometheus, of all processes of this server."""

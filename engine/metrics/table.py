@@ -50,6 +50,16 @@ CONTINUED_PROMPTS = counter(
     label="made",
     label_values=("appended", "rendered"),
 )
+KEY_USAGE = {
+    word: counter(f"continuum:key_{word}", text, label="key", of_server=True)
+    for word, text in (
+        ("requests", "Requests of each key of the key file."),
+        ("prompt_tokens", "Prompt tokens of each key of the key file."),
+        ("output_tokens", "Output tokens of each key of the key file."),
+        ("computed_tokens", "Output tokens, and prompt tokens that were not cached, of each such key."),
+    )
+}
+"""Use by key, by the words of quotas."""
 MEDIA = counter("vllm:mm_cache_queries", "Pictures and clips in prompts.")
 KNOWN_MEDIA = counter("vllm:mm_cache_hits", "Pictures and clips in prompts that had been decoded before.")
 
@@ -481,6 +491,7 @@ TABLE: tuple[Metric, ...] = (
     *CONTINUED,
     MEDIA,
     KNOWN_MEDIA,
+    *KEY_USAGE.values(),
     *DRAFTS,
     *BLOCK_LIVES,
 )

@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     import uvicorn
 
     from engine.api.config import ServerConfig
+    from engine.api.http.auth import ApiKeys
     from engine.api.http.http_config import http_config
     from engine.api.http.middleware import BodyLimitMiddleware
     from eval.route.proxy import RouteApp
@@ -56,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
         timeout_s=limits.body_timeout_s,
     )
     say(f"Routing to {len(args.urls)} servers at http://{args.host}:{args.port}")
-    served = http_config(app, config, shutdown_timeout_s=SHUTDOWN_S, backlog=BACKLOG, lifespan="on")
+    served = http_config(
+        app, config, ApiKeys(()), shutdown_timeout_s=SHUTDOWN_S, backlog=BACKLOG, lifespan="on"
+    )
     served.host = args.host
     served.port = args.port
     server = uvicorn.Server(served)

@@ -63,6 +63,7 @@ FOR_ALL = POOLING_BODIES.keys() | {
     "/v1/conversations/{conversation_id}",
     "/v1/conversations/{conversation_id}/items",
     "/v1/conversations/{conversation_id}/items/{item_id}",
+    "/v1/usage",
     "/v1/jobs",
     "/v1/jobs/{job_id:path}",
     "/v1/jobs/{job_id:path}/finish",

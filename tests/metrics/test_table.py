@@ -45,6 +45,10 @@ def test_each_metric_has_a_source_or_is_recorded_by_name() -> None:
         "continuum:continued_prompts",
         "vllm:mm_cache_queries",
         "vllm:mm_cache_hits",
+        "continuum:key_requests",
+        "continuum:key_prompt_tokens",
+        "continuum:key_output_tokens",
+        "continuum:key_computed_tokens",
     }
     assert all((metric.source is None) == (metric.read is None) for metric in TABLE)
     assert all(metric.buckets == () for metric in TABLE if metric.kind is not Kind.HISTOGRAM)

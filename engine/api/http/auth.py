@@ -4,7 +4,7 @@ logged."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from hmac import compare_digest
 
@@ -31,12 +31,22 @@ class ApiKeys:
     """The server's API keys; ``NAME:KEY`` also names the owner of its requests."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._owners: list[tuple[bytes, str | None]] = []
-        for key in keys:
-            name, secret = _named(key)
-            self._owners.append((_digest(secret.encode()), name))
+        self._given = [(_digest(secret.encode()), name) for name, secret in map(_named, keys)]
+        self.use({})
+
+    def use(self, named: Mapping[str, bytes]) -> None:
+        """Takes these keys besides those given at first, in place of earlier ones: digests by name."""
+        self._owners = [*self._given, *((digest, name) for name, digest in named.items())]
         self.names = tuple(sorted({name for _, name in self._owners if name is not None}))
         """The owners of the keys; empty if no key has a name."""
+
+    def __bool__(self) -> bool:
+        """Whether a key is needed."""
+        return bool(self._owners)
+
+    def has(self, digest: bytes) -> bool:
+        """Whether a key has this digest."""
+        return any(known == digest for known, _ in self._owners)
 
     def find(self, presented: bytes) -> tuple[bool, str | None]:
         """Returns whether the key is valid, and its owner. All keys are compared, whichever matches."""
@@ -99,10 +109,9 @@ def _digest(key: bytes) -> bytes:
 
 class AuthMiddleware:
     """Answers 401 without a valid key, as ``Authorization: Bearer KEY`` or ``x-api-key: KEY``;
-    adds the key's owner to the others. With ``keys`` None everyone has access and nothing has an
-    owner."""
+    adds the key's owner to the others. Without ``keys`` everyone has access and nothing has an owner."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys | None) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
         self._keys = keys
 
@@ -113,7 +122,7 @@ class AuthMiddleware:
         headers = MutableHeaders(scope=scope)
         if OWNER_HEADER in headers:
             del headers[OWNER_HEADER]
-        if self._keys is not None and scope["path"] not in OPEN_PATHS:
+        if self._keys and scope["path"] not in OPEN_PATHS:
             found, owner = self._keys.find_shown(headers)
             if not found:
                 await refusal(_unauthorized(), scope)(scope, receive, send)

@@ -23,6 +23,7 @@ SPARE_FILES = 256
 def http_config(
     app: ASGIApp,
     config: ServerConfig,
+    keys: ApiKeys,
     *,
     shutdown_timeout_s: float,
     backlog: int,
@@ -32,7 +33,6 @@ def http_config(
     accepted."""
     limits = config.limits
     tls = config.tls
-    keys = ApiKeys(config.access.api_keys)
     owner_of = keys.owner_shown if keys.names else None
     guard = ConnectionGuard(limits.max_connections, limits.head_timeout_s, owner_of)
     return uvicorn.Config(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -73,6 +74,7 @@ class CoreJoined:
 def main() -> None:
     """Entry point of the process; its exit code is 1 if the core died, or it could not start."""
     parent = os.getppid()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are keys to read again
     load_tokenizers()
     try:
         start: APIServerStart = pickle.load(sys.stdin.buffer)

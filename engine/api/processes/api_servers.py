@@ -71,7 +71,11 @@ class _AskedToStop:
     pass
 
 
-_Event = _Ready | _Ended | CoreChange | _AskedToStop
+class _AskedToReload:
+    pass
+
+
+_Event = _Ready | _Ended | CoreChange | _AskedToStop | _AskedToReload
 
 
 class APIServers:
@@ -126,6 +130,8 @@ class APIServers:
         self._await_all_ready()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._events.put(_AskedToStop()))
+        if self._config.access.api_key_file is not None:
+            signal.signal(signal.SIGHUP, lambda *_: self._events.put(_AskedToReload()))
         say_ready(self._config, self._sock, self._supervisor.ready)
         return self._watch()
 
@@ -162,6 +168,9 @@ class APIServers:
             event = self._events.get()
             if isinstance(event, _AskedToStop):
                 return self._drain(0)
+            if isinstance(event, _AskedToReload):
+                for process in self._running:
+                    process.ask_to_reload()
             if isinstance(event, CoreChange) and not self._take_change(event):
                 return self._end_without_core()
             if isinstance(event, _Ended):
@@ -303,6 +312,10 @@ class _APIServerProcess:
         with suppress(BrokenPipeError):
             self._news.write(pickle.dumps(change))
             self._news.flush()
+
+    def ask_to_reload(self) -> None:
+        """Let it read the key file again."""
+        self._process.send_signal(signal.SIGHUP)
 
     def ask_to_stop(self) -> None:
         self._process.terminate()

@@ -94,6 +94,7 @@ class HttpServer:
             http_config(
                 create_app(self._server),
                 config,
+                self._server.keys,
                 shutdown_timeout_s=config.shutdown_grace_s + FORCED_END_S,
                 backlog=BACKLOG if siblings.count == 1 else 1,
             ),
@@ -115,6 +116,8 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         for number in self._stop_signals:
             loop.add_signal_handler(number, self._on_signal)
+        if self._server.quotas is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._server.quotas.reload)
         serving = asyncio.create_task(self._http.serve([self._sock]))
         stop = asyncio.create_task(self._stop.wait())
         dead = asyncio.create_task(self._engine.dead.wait())

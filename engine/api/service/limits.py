@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from zlib import crc32
 
 from engine.api.config import LimitsConfig
-from engine.api.errors import OverloadedError, ServerClosingError
+from engine.api.errors import OverloadedError, QuotaError, ServerClosingError
 from engine.api.processes.shared_load import NAMED_SHARES, OTHER_SHARES, SharedLoad, Tally
+from engine.api.tenants.quotas import Meter
 from engine.records.messages import JobRef, RequestContext
 
 
@@ -31,9 +32,14 @@ class Admission:
         board: SharedLoad,
         on_rejection: Callable[[str], None],
         owners: Sequence[str] = (),
+        meter_of: Callable[[str | None], Meter | None] | None = None,
+        model_names: Sequence[str] = (),
     ) -> None:
         """``on_rejection`` is called with the name of the limit. ``owners``: the owners of API
-        keys, the same in each process."""
+        keys, the same in each process. ``meter_of``: what counts an owner's requests against its quotas.
+        ``model_names``: those of the model without an adapter."""
+        self._meter_of = meter_of
+        self._model_names = model_names
         self._max_reqs = limits.max_num_queued_reqs
         self._max_tokens = limits.max_num_queued_tokens
         self._board = board
@@ -48,20 +54,42 @@ class Admission:
     @contextmanager
     def admit(self, num_requests: int, context: RequestContext) -> Iterator[Permit]:
         """Admits a body that makes this many requests, before any work is done for it.
-        OverloadedError beyond a limit, ServerClosingError while shutting down."""
+        OverloadedError beyond a limit, QuotaError beyond one of the key's, ServerClosingError while shutting
+        down."""
         if self.is_closed:
             raise ServerClosingError
         num_requests = max(1, num_requests)  # may be invalid at this point
+        meter = self._meter(context, num_requests)
         share = self._share_of(context.job)
-        self._acquire(Tally.QUEUED_REQS, share, num_requests)
+        try:
+            self._acquire(Tally.QUEUED_REQS, share, num_requests)
+        except OverloadedError:
+            if meter is not None:
+                meter.end(num_requests)
+            raise
         self._num_admitted += 1
         try:
-            yield Permit(self, share)
+            yield Permit(self, share, meter)
         finally:
+            if meter is not None:
+                meter.end(num_requests)
             self._board.add(Tally.QUEUED_REQS, -num_requests, share)
             self._num_admitted -= 1
             if not self._num_admitted:
                 self._all_ended.set()
+
+    def _meter(self, context: RequestContext, num_requests: int) -> Meter | None:
+        """What counts these requests for their key, which may have them; None for a key without quotas."""
+        meter = None if self._meter_of is None else self._meter_of(context.owner)
+        if meter is None:
+            return None
+        meter.check_model(self._model_names if context.adapter is None else (context.adapter.name,))
+        try:
+            meter.begin(num_requests)
+        except QuotaError:
+            self._on_rejection("quota")
+            raise
+        return meter
 
     def close(self) -> None:
         """Admits no more requests."""
@@ -122,9 +150,11 @@ class Admission:
 class Permit:
     """An admitted request; its prompts are admitted separately."""
 
-    def __init__(self, admission: Admission, share: int) -> None:
+    def __init__(self, admission: Admission, share: int, meter: Meter | None) -> None:
+        """``meter`` counts what the request's key uses; None if it has no quotas."""
         self._admission = admission
         self._share = share
+        self.meter = meter
         self._since = time.monotonic()
 
     @property
@@ -137,7 +167,10 @@ class Permit:
         self._admission.note_too_late()
 
     def prefill(self, num_tokens: int) -> PrefillPermit:
-        """Admits a prompt of this many tokens; OverloadedError beyond the limit."""
+        """Admits a prompt of this many tokens; OverloadedError beyond the limit, QuotaError beyond the
+        key's."""
+        if self.meter is not None:
+            self.meter.prompt(num_tokens)
         self._admission.acquire_tokens(num_tokens, self._share)
         return PrefillPermit(self._admission, num_tokens, self._share)
 

@@ -23,6 +23,7 @@ from engine.api.prompt.prompts import Prompts
 from engine.api.service.core_heartbeat import CoreHeartbeat
 from engine.api.service.limits import Admission
 from engine.api.service.model import Model
+from engine.api.tenants.quotas import Quotas
 from engine.api.turn.generation import Generation
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.pooling_inputs import PoolingInputs
@@ -60,8 +61,22 @@ class Server:
         self.metrics.record_pool(engine.ready.block_size, engine.ready.num_gpu_blocks)
         engine.add_stats_listener(self.metrics.record)
         self._board = SharedLoad(siblings)
-        owners = ApiKeys(config.access.api_keys).names
-        self.admission = Admission(config.limits, self._board, self.metrics.record_rejection, owners)
+        self.keys = ApiKeys(config.access.api_keys)
+        path = config.access.api_key_file
+        self.quotas = None if path is None else Quotas(path, siblings, self.metrics.record_key_usage)
+        """What the keys of a file may use; None without a file."""
+        if self.quotas is not None:
+            self.quotas.on_reload(
+                lambda keys: self.keys.use({name: key.digest for name, key in keys.items()})
+            )
+        self.admission = Admission(
+            config.limits,
+            self._board,
+            self.metrics.record_rejection,
+            self.keys.names,
+            None if self.quotas is None else self.quotas.meter,
+            config.served_model_names,
+        )
         self.media = _media_reader(engine.ready.media if engine.tokenizer.has_texts else None, config)
         """Reads the media of requests; None if the model is shown text only."""
         if self.media is not None:

@@ -67,6 +67,8 @@ class Generation:
                     prefill.done()
                     if record is not None:
                         record.came(output)
+                    if permit.meter is not None:
+                        permit.meter.came(output)
                     for answer in output.outputs:
                         if answer.finish_reason == "abort":
                             raise self._why_ended(request_id)

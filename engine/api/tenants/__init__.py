@@ -1,0 +1,1 @@
+"""Keys from a file, what each may use, and what each has used."""
