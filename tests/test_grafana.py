@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.worker.loading.tiny_models import make_model_folder

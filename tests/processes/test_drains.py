@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
@@ -114,6 +117,33 @@ def test_a_core_that_is_killed_as_it_drains_loses_time_only(group: Server, http:
         assert said == ask(http, messages, job_id=f"{name} undisturbed", temperature=0)["choices"]
     drain(http, 0, off="true")
     until(lambda: [engine["state"] for engine in engines(http)] == ["up", "up"])
+
+
+@pytest.mark.long
+def test_cores_are_killed_at_random_as_jobs_move(group: Server, http: httpx.Client) -> None:
+    """``NUM_KILLS`` says how often; 60 were played once."""
+    random = Random(5)
+    for number in range(int(os.environ.get("NUM_KILLS", "4"))):
+        jobs = paused_jobs(http, f"round-{number}")
+        drained = random.randrange(2)
+        victim = engines(http)[random.randrange(2)]["process_id"]
+        with ThreadPoolExecutor(2) as threads:
+            threads.submit(drain, http, drained, wait="true")
+            threads.submit(kill_after, victim, random.random() * 0.03)
+        turns = {
+            name: ask(http, messages, job_id=name, temperature=0) for name, (messages, _) in jobs.items()
+        }
+        until(lambda: "down" not in {engine["state"] for engine in engines(http)})
+        drain(http, drained, off="true")
+        until(lambda: [engine["state"] for engine in engines(http)] == ["up", "up"])
+        for name, (messages, _) in jobs.items():
+            alone = ask(http, messages, job_id=f"{name} alone", temperature=0)
+            assert turns[name]["choices"] == alone["choices"], number
+
+
+def kill_after(pid: int, delay_s: float) -> None:
+    threading.Event().wait(delay_s)
+    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
