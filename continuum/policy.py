@@ -91,7 +91,7 @@ class ContinuumPolicy(SchedulingPolicy):
         config = self._config = config or ContinuumConfig()
         if not config.learn_order:
             self.trainer = None
-        block_size = context.block_size
+        block_size = self._block_size = context.block_size
         state_file = path_of_engine(config.estimator_state, context.engine_index)
         self.tools = self.tool_stats(config, state_file)
         learners = self._learners = Learners(self.tools, context, config)
@@ -175,7 +175,7 @@ class ContinuumPolicy(SchedulingPolicy):
         for job in self._jobs.forget_idle(now):
             self._branches.forget_job(job, now)
         if request.job is not None and request.job.moved is not None:
-            take_up(self._jobs, self._branches, request, request.job.moved, now)
+            take_up(self._jobs, self._branches, request, self._block_size, now)
         turn = self._turns.open(request, now)
         if turn is not None:
             if turn.tip is not None:

@@ -7,10 +7,12 @@ turn. Its KV comes another way.
 from __future__ import annotations
 
 from continuum.jobs.branches import Branches
-from continuum.jobs.job import BlockChain, BranchTip
+from continuum.jobs.continuation import continuation_of
+from continuum.jobs.job import BlockChain, BranchTip, Job
 from continuum.jobs.registry import JobRegistry
 from engine.core.policy import PinEnd
 from engine.core.request import Request
+from engine.records.messages import JobRef
 from estimator.tool_key import ToolKey
 from tracing.events import MovedTurn
 
@@ -38,23 +40,47 @@ def moved_turn(tip: BranchTip, now: float) -> MovedTurn:
     )
 
 
-def take_up(jobs: JobRegistry, branches: Branches, request: Request, moved: MovedTurn, now: float) -> None:
-    """Remembers the job and the branch that the request continues, as if its last turn had run here; does
-    nothing if this turn or a later one did."""
+def take_up(jobs: JobRegistry, branches: Branches, request: Request, block_size: int, now: float) -> None:
+    """Remembers the job and the branch that the request continues, as if its last turn had run here.
+
+    Does nothing if this turn or a later one did, if the request names another job, or if its prompt only
+    begins like that turn's.
+    """
+    assert request.job is not None
+    moved = request.job.moved
+    if moved is None or not (moved.is_inferred or request.job.job_id == moved.job_id):
+        return
     known = jobs.get(moved.job_id)
     if known is not None and known.num_turns >= moved.num_turns:
         return
-    job = jobs.take_up(request, moved, now)
-    block_hashes = request.block_hashes[: moved.num_blocks]
-    tip = BranchTip(
+    tip = _tip(known or _job(request.job, moved, now), request, moved, now)
+    if continuation_of([tip], request, block_size).tip is None:
+        return
+    jobs.take_up(tip.job, moved.num_turns, now)
+    branches.take_up(tip, request.block_hashes[: moved.num_blocks], now)
+    if moved.tools is not None:
+        tip.tools = [ToolKey.parse(tool) for tool in moved.tools]
+        branches.tools_known(tip, now)
+
+
+def _job(named: JobRef, moved: MovedTurn, now: float) -> Job:
+    began_s = now - moved.age_s
+    job = Job(moved.job_id, named.tenant, began_s, began_s, now)
+    job.owner = named.owner
+    job.is_inferred = moved.is_inferred
+    job.queued_s = moved.queued_s
+    return job
+
+
+def _tip(job: Job, request: Request, moved: MovedTurn, now: float) -> BranchTip:
+    return BranchTip(
         job,
         moved.request_id,
         moved.turn,
-        BlockChain(block_hashes).followed_by(moved.more_blocks),
+        BlockChain(request.block_hashes[: moved.num_blocks]).followed_by(moved.more_blocks),
         moved.num_prompt_tokens,
         ended_s=now - moved.elapsed_s,
         place=job.place,
-        tools=None,
         pin_ended=PinEnd.HANDED_OVER,
         external_id=moved.external_id,
         prompt_tail=tuple(moved.prompt_tail),
@@ -63,7 +89,3 @@ def take_up(jobs: JobRegistry, branches: Branches, request: Request, moved: Move
         num_output_tokens=moved.num_output_tokens,
         num_task_tokens=moved.num_task_tokens,
     )
-    branches.take_up(tip, block_hashes, now)
-    if moved.tools is not None:
-        tip.tools = [ToolKey.parse(tool) for tool in moved.tools]
-        branches.tools_known(tip, now)

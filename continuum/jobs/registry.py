@@ -18,7 +18,6 @@ from continuum.jobs.shared_prefixes import SharedPrefixes, landmarks_of
 from continuum.jobs.tip_index import TipIndex
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
-from tracing.events import MovedTurn
 from tracing.job_ids import INFERRED
 
 MAX_QUESTIONS = 1024
@@ -95,19 +94,12 @@ class JobRegistry(BranchListener):
         job.owner = request.job.owner if request.job is not None else None
         return job
 
-    def take_up(self, request: Request, moved: MovedTurn, now: float) -> Job:
-        """Returns the job of a turn that another core has run, created if missing."""
-        assert request.job is not None
-        job = self.get(moved.job_id)
-        if job is None:
-            began_s = now - moved.age_s
-            job = Job(moved.job_id, request.job.tenant, began_s, began_s, now)
-            job.owner = request.job.owner
-            job.is_inferred = moved.is_inferred
-            job.queued_s = moved.queued_s
+    def take_up(self, job: Job, num_turns: int, now: float) -> None:
+        """Remembers a job that another core has run for so many turns."""
+        self._table_of(job).remove(job)
+        job.is_established = True
         self._jobs.touch(job, now)
-        job.num_turns = moved.num_turns
-        return job
+        job.num_turns = num_turns
 
     def _name(self, job: Job, job_id: str) -> None:
         """Gives the job the id that its client now sends: from now on it is found by that id only."""

@@ -84,6 +84,7 @@ class MovedTurns:
         for index in range(len(block_hashes) - 1, -1, -1):
             alike = files.get(block_hashes[index])
             if alike is not None:
+                alike = _likely(alike, block_hashes[index:]) or alike
                 saved = [turn for file in alike[:MAX_ALIKE] if (turn := self._read(file)) is not None]
                 found = [_found(turn, block_hashes, index + 1) for turn in saved]
                 return max(found, key=lambda turn: turn.num_blocks, default=None)
@@ -129,6 +130,12 @@ class MovedTurns:
             for file in os.scandir(self._folder):
                 if file.stat().st_mtime < oldest:
                     os.unlink(file)
+
+
+def _likely(files: Iterable[str], block_hashes: Sequence[bytes]) -> list[str]:
+    """The files of turns whose last saved block is among these."""
+    names = {block_hash.hex() for block_hash in block_hashes}
+    return [file for file in files if file.partition(".")[2] in names]
 
 
 def _found(saved: SavedTurn, block_hashes: Sequence[bytes], known: int) -> FoundTurn:

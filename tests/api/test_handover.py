@@ -79,6 +79,27 @@ def test_the_next_server_goes_on(model: Path, tmp_path: Path, end: Callable[[Ser
 
 
 @pytest.mark.slow
+def test_others_with_the_same_prompt_are_other_jobs(model: Path, tmp_path: Path) -> None:
+    """They load the KV, and are not taken for the job: a prompt sent again, and a turn under another id."""
+    with server_at(model, tmp_path) as (server, http):
+        messages, before = call(http, WORDS)
+        named, _ = call(http, f"named {WORDS}", job_id="main")
+        ended_by_sigterm(server)
+    with server_at(model, tmp_path) as (_, http):
+        again = receipt(ask(http, messages[:1]))
+        assert again["turn"] == 1
+        assert again["job_id"] != receipt(before)["job_id"]
+        assert again["cached_tokens"] > 0
+        other = receipt(ask(http, named, job_id="other"))
+        assert (other["turn"], other["job_id"]) == (1, "other")
+        assert other["cached_tokens"] > 0
+        known = {job["id"]: job["turns"] for job in http.get("/v1/jobs").json()["data"]}
+        assert known == {again["job_id"]: 1, "other": 1}
+        back = receipt(ask(http, messages))
+        assert (back["turn"], back["job_id"]) == (2, receipt(before)["job_id"])
+
+
+@pytest.mark.slow
 def test_owners_find_only_their_own(model: Path, tmp_path: Path) -> None:
     """A job of the same name and prompt under another key is another job, and finds nothing."""
     keys = ("--api-key", "alice:key-of-alice", "--api-key", "bob:key-of-bob")

@@ -120,6 +120,7 @@ def test_a_core_that_is_killed_as_it_drains_loses_time_only(group: Server, http:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_cores_are_killed_at_random_as_jobs_move(group: Server, http: httpx.Client) -> None:
     """``NUM_KILLS`` says how often; 60 were played once."""
     random = Random(5)

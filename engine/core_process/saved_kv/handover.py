@@ -1,7 +1,8 @@
 """Hands over what pins hold, where a core is drained or stops: whoever gets a job's next turn finds its KV.
 
 Each pin's blocks and state go to the folder that servers share, then a record of its turn. A pin cannot lose
-blocks meanwhile: the core's lock is held, one pin at a time.
+blocks while they are copied, as the core's lock is held; between some blocks and the next it can, and then
+gets no record.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from engine.records.messages import EngineCoreOutput
 from tracing.events import MovedTurn
 
 logger = logging.getLogger(__name__)
+
+BLOCKS_AT_ONCE = 64
+"""Blocks that are saved under the lock: 128 MiB of an 8B model."""
 
 
 class Handover(CorePart):
@@ -106,27 +110,41 @@ class Handover(CorePart):
         return max(1, min(num_saved_blocks, turn.num_prompt_tokens // self._block_size - 1))
 
     def _save(self, pin: Pin, done: HandedOver) -> bool:
-        """Save one pin's blocks, unless it has ended meanwhile, or they are saved; False if the folder takes
-        no more."""
-        with self._lock:
-            scheduler = self._scheduler()
-            if pin.pin_id not in scheduler.kv.pinned or not pin.held_hashes:
-                return True
-            size = pin.num_prefix_blocks
-            try:
-                if self._saved.get(pin.pin_id) != size:
-                    named = scheduler.kv.pinned.named_blocks_of(pin.pin_id, pin.held_hashes)
-                    self._executor.call_worker("save_kv", list(named), list(named.values()))
-                # In any case: the tools that run may have become known.
-                turn = scheduler.policy.moved_turn(pin, self._clock.now())
+        """Save one pin, unless it ends meanwhile; False if the folder takes no more."""
+        size = pin.num_prefix_blocks
+        try:
+            self._save_blocks(pin, size)
+            with self._lock:
+                if not self._holds(pin, size):
+                    return True
+                # Also if its blocks had been saved before: the tools that run may have become known.
+                turn = self._scheduler().policy.moved_turn(pin, self._clock.now())
                 self._turns.write(pin.block_hashes, size, self._num_shared(size, turn), turn)
-            except (OSError, EngineError) as error:
-                logger.warning("KV could not be handed over: %s", error)
-                return False
-            self._saved[pin.pin_id] = size
+                self._saved[pin.pin_id] = size
+        except (OSError, EngineError) as error:
+            logger.warning("KV could not be handed over: %s", error)
+            return False
         done.turns += 1
         done.tokens += size * self._block_size
         return True
+
+    def _save_blocks(self, pin: Pin, size: int) -> None:
+        """Save what a pin of this size holds, some blocks at a time: steps go on in between."""
+        with self._lock:
+            if not self._holds(pin, size) or self._saved.get(pin.pin_id) == size:
+                return
+            held = self._scheduler().kv.pinned
+            named = list(held.named_blocks_of(pin.pin_id, pin.held_hashes).items())
+        for start in range(0, len(named), BLOCKS_AT_ONCE):
+            with self._lock:
+                if not self._holds(pin, size):
+                    return
+                names, block_ids = zip(*named[start : start + BLOCKS_AT_ONCE], strict=True)
+                self._executor.call_worker("save_kv", names, block_ids)
+
+    def _holds(self, pin: Pin, size: int) -> bool:
+        """Whether the pin has not ended, and was not cut."""
+        return 0 < pin.num_prefix_blocks == size and pin.pin_id in self._scheduler().kv.pinned
 
 
 def open_handover(
