@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("engine")
     _add_engine_flags(engine)
     _add_fleet_flags(engine)
+    _add_upgrade_flags(engine)
     _add_output_flags(parser.add_argument_group("runs and results"))
 
 
@@ -221,6 +222,20 @@ def _add_fleet_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_upgrade_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--upgrade-s",
+        type=positive,
+        metavar="SECONDS",
+        help="Replace the replicas one after another, each in this time (default: no upgrade)",
+    )
+    group.add_argument(
+        "--no-handover",
+        action="store_true",
+        help="A replaced replica loses the KV of its paused jobs instead of handing it over",
+    )
+
+
 def _add_output_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
@@ -295,6 +310,8 @@ def _plan(arguments: argparse.Namespace) -> SimulationPlan:
         prefill_above=arguments.prefill_above,
         kv_transfer_gb_s=arguments.kv_transfer_gb_s,
         router=arguments.router,
+        upgrade_s=arguments.upgrade_s,
+        upgrade_hands_over=not arguments.no_handover,
         tell_last_step=arguments.tell_last_step,
         lessons=arguments.lessons,
         share_prefixes=arguments.share_prefixes,
@@ -313,8 +330,11 @@ def _refuse_ignored(arguments: argparse.Namespace) -> None:
     if arguments.kv_tokens is not None and "--gpu-memory-utilization" in given:
         raise UsageError("--gpu-memory-utilization has no effect with --kv-tokens, which sizes the KV pool.")
     ignored = next((flag for flag in _OF_PREFILL_REPLICAS if flag in given), None)
-    if not arguments.prefill_replicas and ignored is not None:
+    fetches = arguments.prefill_replicas or arguments.upgrade_s is not None
+    if not fetches and ignored is not None:
         raise UsageError(f"{ignored} has no effect without --prefill-replicas.")
+    if arguments.upgrade_s is None and arguments.no_handover:
+        raise UsageError("--no-handover has no effect without --upgrade-s.")
     if arguments.replicas + arguments.prefill_replicas == 1 and "--router" in given:
         raise UsageError("--router has no effect with one replica: set --replicas.")
 

@@ -19,7 +19,11 @@ from eval.sim.kv_sizes import KvSizes
 class HostLink:
     """One direction of one replica's link."""
 
-    def __init__(self, cost: StepCost, sizes: KvSizes, drive: DiskDrive) -> None:
+    def __init__(
+        self, cost: StepCost, sizes: KvSizes, drive: DiskDrive, kv_transfer_bandwidth: float = 0.0
+    ) -> None:
+        """``kv_transfer_bandwidth``: bytes per second of what comes from elsewhere, not from host memory."""
+        self._kv_transfer_bandwidth = kv_transfer_bandwidth
         self._cost = cost
         self._drive = drive
         self._sizes = sizes
@@ -30,6 +34,11 @@ class HostLink:
     def start(self, loads: Iterable[KVLoad], now: float) -> None:
         """Queues these loads after those under way."""
         for load in loads:
+            if load.remote is not None:
+                num_tokens = self._sizes.num_tokens(len(load.remote.block_ids))
+                takes_s = num_tokens * self._cost.kv_bytes_per_token / self._kv_transfer_bandwidth
+                heapq.heappush(self._under_way, (now + takes_s, load.load_id))
+                continue
             num_tokens = self._sizes.num_tokens(len(load.copies))
             self._free_s = max(now, self._free_s) + self._cost.copy_s(num_tokens)
             done_s = self._free_s

@@ -47,6 +47,10 @@ class SimConfig:
     kv_transfer_gb_s: float = KV_TRANSFER_GB_S
     """GB/s at which one replica fetches their KV."""
     router: str = "jobs"
+    upgrade_s: float | None = None
+    """Seconds for which each replica is down in a rolling upgrade; None: there is none."""
+    upgrade_hands_over: bool = True
+    """Whether a replaced replica hands over the KV of its paused jobs."""
     tell_last_step: bool = False
     """Whether the client says which turn is a job's last."""
     lessons: bool = False
@@ -56,6 +60,9 @@ class SimConfig:
     drafts: DraftCounts | None = None
 
     def __post_init__(self) -> None:
+        is_plain = self.num_replicas > 1 and self.router == "jobs" and self.replica_model == EXACT
+        if self.upgrade_s is not None and not is_plain:
+            raise UsageError("--upgrade-s needs at least two --replicas, exact ones, and --router jobs.")
         check_pool("--kv-tokens", self.kv_tokens, self)
         if self.host_kv_tokens:
             check_pool("--host-kv-tokens", self.host_kv_tokens, self)
@@ -98,6 +105,7 @@ class SimConfig:
             tracer=tracer,
             drafts=self.drafts,
             kv_transfer_bandwidth=self.kv_transfer_gb_s * 1e9,
+            loads_handed_over=self.upgrade_s is not None and self.upgrade_hands_over,
         )
 
     def policy_context(self, tracer: Tracer | None) -> PolicyContext:

@@ -141,6 +141,8 @@ class SimulationPlan:
     prefill_above: int = 0
     kv_transfer_gb_s: float = KV_TRANSFER_GB_S
     router: str = "jobs"
+    upgrade_s: float | None = None
+    upgrade_hands_over: bool = True
     tell_last_step: bool = False
     lessons: bool = False
     share_prefixes: bool = False
@@ -166,6 +168,8 @@ class SimulationPlan:
             prefill_above=self.prefill_above,
             kv_transfer_gb_s=self.kv_transfer_gb_s,
             router=self.router,
+            upgrade_s=self.upgrade_s,
+            upgrade_hands_over=self.upgrade_hands_over,
             tell_last_step=self.tell_last_step,
             lessons=self.lessons,
             share_prefixes=self.share_prefixes,
@@ -275,6 +279,14 @@ def _notes(plan: SimulationPlan, config: SimConfig) -> list[str]:
         )
     if config.num_replicas > 1:
         notes.append(f"{config.num_replicas} replicas behind a {config.router} router")
+    if config.upgrade_s is not None:
+        fate = "is lost"
+        if config.upgrade_hands_over:
+            fate = f"is handed over; ASSUMED: the next turn reads it at {config.kv_transfer_gb_s:g} GB/s"
+        notes.append(
+            f"the replicas are replaced one after another, each in {config.upgrade_s:g} s; the KV of "
+            f"paused jobs {fate}"
+        )
     return notes
 
 

@@ -36,7 +36,8 @@ from eval.sim.replicas.make import check_replica_model, make_replicas
 from eval.sim.replicas.occupancy import OccupancySampler
 from eval.sim.replicas.prefillers import Prefillers
 from eval.sim.replicas.replica import SimReplica
-from eval.sim.replicas.router import make_router
+from eval.sim.replicas.router import EngineRouter, make_router
+from eval.sim.replicas.upgrades import Upgrades
 from eval.sim.sim_config import SimConfig
 from eval.sim.sim_request import SimRequest
 from eval.workloads.families import roots
@@ -109,6 +110,7 @@ class Simulator:
         self._replicas = self._make(config.num_replicas, on_outputs=self._on_outputs)
         self._prefillers = self._make_prefillers(config) if config.num_prefill_replicas else None
         self._sampler = OccupancySampler(self._replicas)
+        self._upgrades = self._make_upgrades(config) if config.upgrade_s is not None else None
         self._open: dict[str, _OpenTurn] = {}
         self._turn_records: list[TurnRecord] = []
         self._job_records: list[JobRecord] = []
@@ -122,6 +124,18 @@ class Simulator:
         prefillers = Prefillers(router, self._events, hop_s)
         prefillers.replicas = self._make(config.num_prefill_replicas, on_outputs=prefillers.on_outputs)
         return prefillers
+
+    def _make_upgrades(self, config: SimConfig) -> Upgrades:
+        assert config.upgrade_s is not None
+        assert isinstance(self._router, EngineRouter)
+        return Upgrades(
+            self._replicas,
+            self._events,
+            config.upgrade_s,
+            config.block_size,
+            self._router.lost,
+            hands_over=config.upgrade_hands_over,
+        )
 
     def run(self, arrivals_s: Sequence[float], concurrency: int | None = None) -> SimRun:
         """Plays the root jobs, in order, from their arrivals to their ends.
@@ -180,6 +194,8 @@ class Simulator:
         )
         self._open[request.request_id] = _OpenTurn(agent, request, record, now)
         home = self._replicas[replica]
+        if self._upgrades is not None:
+            self._upgrades.before(request)
         if self._prefillers is not None:
             above = self._config.prefill_above
             self._prefillers.send(request, agent.job.job_id, queued_s, home, above=above)
@@ -197,6 +213,8 @@ class Simulator:
                 self._events.now + self._config.cost.reply_overhead_s,
                 lambda answered=answered: self._on_reply(answered),  # type: ignore[misc]
             )
+            if self._upgrades is not None:
+                self._upgrades.ended(answered.record.replica)
         self._sampler.look(self._events.now)
 
     def _note_engine_times(self, answered: _OpenTurn) -> None:

@@ -21,7 +21,7 @@ from engine.routing import EngineLoad
 from eval.sim.cost_model import StepWork
 from eval.sim.event_heap import EventHeap
 from eval.sim.replicas.prefix_tree import Node, PrefixTree
-from eval.sim.replicas.replica import PoolUse, ReplicaConfig, ReplicaCounts
+from eval.sim.replicas.replica import PausedTurn, PoolUse, ReplicaConfig, ReplicaCounts
 from eval.sim.sim_request import SimRequest
 
 
@@ -67,6 +67,8 @@ class CoarseReplica:
     """Computes a run of decode steps at once; a step that computes prompts is a run by itself."""
 
     wants_signals: ClassVar[bool] = False
+
+    is_up = True
 
     def __init__(
         self,
@@ -139,6 +141,12 @@ class CoarseReplica:
             num_running=self._num_running,
             num_waiting=len(self._waiting),
         )
+
+    def paused_turns(self) -> list[PausedTurn]:
+        raise NotImplementedError("only exact replicas are replaced")
+
+    def restart(self) -> None:
+        raise NotImplementedError("only exact replicas are replaced")
 
     def close(self) -> ReplicaCounts:
         self._counts.num_used_blocks = self._cache.num_held + self._num_reserved

@@ -17,7 +17,7 @@ from eval.sim.drafts import SimDrafts
 from eval.sim.event_heap import EventHeap
 from eval.sim.host_link import HostLink
 from eval.sim.kv_sizes import KvSizes
-from eval.sim.replicas.replica import PoolUse, ReplicaConfig, ReplicaCounts
+from eval.sim.replicas.replica import PausedTurn, PoolUse, ReplicaConfig, ReplicaCounts
 from eval.sim.sim_executor import SimExecutor
 from eval.sim.sim_request import SimRequest
 from tracing.events import TraceHeader
@@ -56,13 +56,15 @@ class ExactReplica:
             ),
             kv_cache_groups=config.kv_cache_groups,
             num_states=config.num_states + 1 if config.num_states else 0,
+            loads_remote=config.loads_handed_over,
         )
+        self.is_up = True
         self.scheduler = scheduler if config.tracer is None else TracedScheduler(scheduler, config.tracer)
         self._policy = policy
         self._drafts = None if config.drafts is None else SimDrafts(config.drafts)
         self._executor = SimExecutor(config.cost, self._drafts)
         self._drive = DiskDrive(config.cost, sizes)
-        self._link = HostLink(config.cost, sizes, self._drive)
+        self._link = HostLink(config.cost, sizes, self._drive, config.kv_transfer_bandwidth)
         self._counts = ReplicaCounts()
         self._stalled_retry_s = config.stalled_retry_s
         self._events = events
@@ -129,6 +131,17 @@ class ExactReplica:
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting) + scheduler.loads.num_requests,
         )
+
+    def paused_turns(self) -> list[PausedTurn]:
+        policy = self.scheduler.policy
+        return [
+            PausedTurn(pin.held_hashes[-1], pin.num_prefix_blocks, policy.moved_turn(pin, self._events.now))
+            for pin in policy.pins()
+            if pin.held_hashes
+        ]
+
+    def restart(self) -> None:
+        assert self.scheduler.reset_prefix_cache(self._events.now), "it has no requests"
 
     def close(self) -> ReplicaCounts:
         self.scheduler.close(self._events.now)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.config.engine_config import SchedulerConfig
+from engine.core.kv_cache.block_hash import BlockHash
 from engine.core_process.engine_core import STALLED_RETRY_S
 from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.records.lessons import Lesson
@@ -16,6 +17,7 @@ from engine.routing import EngineLoad
 from eval.sim.cost_model import StepCost
 from eval.sim.drafts import DraftCounts
 from eval.sim.sim_request import SimRequest
+from tracing.events import MovedTurn
 from tracing.tracer import Tracer
 
 
@@ -44,6 +46,8 @@ class ReplicaConfig:
     """Statistics of drafts; None: there are none."""
     kv_transfer_bandwidth: float = 0.0
     """Bytes per second at which KV is fetched from other replicas; 0: no fetching."""
+    loads_handed_over: bool = False
+    """Whether replaced replicas hand over the KV of paused turns, which is then fetched at that rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,23 @@ class ReplicaCounts:
     drafts: SpecDecodingStats = field(default_factory=SpecDecodingStats)
 
 
+@dataclass(frozen=True, slots=True)
+class PausedTurn:
+    """A turn whose KV a pin holds."""
+
+    last_block: BlockHash
+    """The last block that it holds."""
+    num_blocks: int
+    """Blocks of its tokens that it holds."""
+    turn: MovedTurn | None
+    """What the replica with the next turn is told; None: the policy knows no jobs."""
+
+
 class SimReplica(Protocol):
     """One engine of a simulation."""
+
+    is_up: bool
+    """Whether turns may go to it."""
 
     @property
     def num_unfinished(self) -> int: ...
@@ -103,6 +122,12 @@ class SimReplica(Protocol):
         """Returns what its policy has to learn now, if anything."""
 
     def pool_use(self) -> PoolUse: ...
+
+    def paused_turns(self) -> list[PausedTurn]:
+        """What its pins hold."""
+
+    def restart(self) -> None:
+        """Loses all KV, as a process in its place would have none; what its policy has learned stays."""
 
     def close(self) -> ReplicaCounts:
         """Ends all pins and returns the counts."""

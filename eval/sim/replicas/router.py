@@ -97,6 +97,10 @@ class EngineRouter:
         )
         return self._router.place(turn, _Loads(replicas), now)
 
+    def lost(self, index: int) -> None:
+        """Forgets the homes of jobs at a replica that has lost its KV."""
+        self._router.lost(index)
+
 
 class _Prompt(Sequence[int]):
     """A prompt that has only block hashes: a slice returns the hashes of its full blocks as integers."""
@@ -136,11 +140,15 @@ class _Loads(Sequence[EngineLoad | None]):
     def __getitem__(self, place: slice) -> Sequence[EngineLoad | None]: ...
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, int):
-            return self._replicas[place].load
-        return [replica.load for replica in self._replicas[place]]
+            return _load(self._replicas[place])
+        return [_load(replica) for replica in self._replicas[place]]
 
     def __iter__(self) -> Iterator[EngineLoad | None]:
-        return (replica.load for replica in self._replicas)
+        return map(_load, self._replicas)
+
+
+def _load(replica: SimReplica) -> EngineLoad | None:
+    return replica.load if replica.is_up else None
 
 
 def make_router(name: str, num_replicas: int, block_size: int) -> Router:
