@@ -15,6 +15,7 @@ import msgspec
 
 from engine.core_group.load_board import Drain, LoadBoard
 from engine.core_process.core_client import AsyncMPClient
+from engine.errors import EngineDeadError, EngineGenerateError
 from engine.records.handed_over import END_HANDOVER, HAND_OVER, HandedOver
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.05
 """How often it is looked whether the core is quiet."""
 SAVES_S = 600.0
-"""How long a core may save what its pins hold: it serves nothing meanwhile."""
+"""How long a core may save what its pins hold."""
 
 
 class Drains:
@@ -78,10 +79,15 @@ class Drains:
         return self._board.drain_of(engine) is Drain.NONE
 
     async def _hand_over(self, engine: int) -> HandedOver | None:
+        """What a core has handed over; None if it is down, or dies of it: there is nothing to move then."""
         client = self._client_of(engine)
         if client is None:
             return None
-        return msgspec.convert(await client.call_utility(HAND_OVER, SAVES_S), HandedOver)
+        try:
+            return msgspec.convert(await client.call_utility(HAND_OVER, SAVES_S), HandedOver)
+        except (EngineDeadError, EngineGenerateError) as error:
+            logger.warning("Engine core %d could not hand over its paused turns: %s", engine, error)
+            return None
 
     async def _end_handover(self, engine: int) -> None:
         client = self._client_of(engine)
@@ -95,8 +101,6 @@ class Drains:
     def _forget(self, engine: int, task: asyncio.Task[HandedOver | None]) -> None:
         if self._tasks.get(engine) is task:
             del self._tasks[engine]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("Engine core %d could not hand over its paused turns: %s", engine, error)
 
 
 async def _until(is_so: Callable[[], bool], deadline_s: float = math.inf) -> None:
