@@ -122,7 +122,7 @@ def test_a_core_that_is_killed_as_it_drains_loses_time_only(group: Server, http:
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_cores_are_killed_at_random_as_jobs_move(group: Server, http: httpx.Client) -> None:
-    """``NUM_KILLS`` says how often; 60 were played once."""
+    """``NUM_KILLS`` says how often; a server gives a core up that has ended ten times in a minute."""
     random = Random(5)
     for number in range(int(os.environ.get("NUM_KILLS", "4"))):
         jobs = paused_jobs(http, f"round-{number}")
