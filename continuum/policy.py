@@ -311,7 +311,7 @@ class ContinuumPolicy(SchedulingPolicy):
         self._trace.shrunk(pin, num_blocks_lost, cause, by, now)
 
     def moved_turn(self, pin: Pin, now: float) -> MovedTurn | None:
-        return moved_turn(self._pins.tip_of(pin), now)
+        return moved_turn(self._pins.tip_of(pin), self._block_size, now)
 
     def take_superseded(self) -> Iterator[StalePrefix]:
         return self._stale_prefixes.take()

@@ -50,8 +50,7 @@ def container(kind: str, name: str) -> Resource:
 def test_kubernetes_accepts_it(resource: Resource) -> None:
     """Also no field that Kubernetes does not know."""
     if resource["apiVersion"].startswith(OF_OTHERS):
-        assert resource["metadata"]["name"] if resource["kind"] != "Kustomization" else True
-        return
+        pytest.skip("Kubernetes itself has no schema of it")
     kubernetes_validate.validate(resource, VERSION, strict=True)
 
 

@@ -160,8 +160,9 @@ class MovedTurn(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
     """Time since the turn ended."""
     age_s: float
     """Time since the job's first turn arrived."""
-    num_blocks: int = 0
-    """Number of the turn's full blocks that the next prompt begins with, too."""
+    num_blocks: int
+    """Number of the turn's full blocks that the next prompt begins with, too: as told at least, as found
+    exactly."""
     more_blocks: bytes = b""
     """Beginnings of the hashes of its other full blocks."""
     queued_s: float = 0.0

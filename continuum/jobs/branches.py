@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 from continuum.jobs.continuation import left_behind_by, prompt_tail
-from continuum.jobs.job import MAX_TIPS, BlockChain, BranchTip, Job, Turn
+from continuum.jobs.job import MAX_TIPS, BranchTip, Job, Turn
 from engine.core.kv_cache.block_hash import BlockHash
+from engine.records.block_chain import BlockChain
 from engine.records.messages import ToolSignal, TurnReceipt
 
 

@@ -7,7 +7,7 @@ have their own. A tip is the end of a turn; the turn that continues it is recogn
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from continuum.jobs.client_hints import ClientHint
@@ -18,58 +18,18 @@ from continuum.learning.work_forecast import JobCourse
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.policy import Pin, PinEnd
 from engine.core.request import Request
+from engine.records.block_chain import BlockChain
 from engine.records.messages import ToolState, TurnReceipt
 from estimator.tool_key import ToolKey
 
 MAX_TIPS = 32
 """Branch tips remembered per job; the oldest without a pin is dropped first."""
-HEAD_BYTES = 8
-"""Bytes kept of each hash in a chain that is used for comparison only."""
 
 Place = tuple[int, float]
 """Priority (smaller first), then rank: the order of a job among the others."""
 Beginning = tuple[str | None, BlockHash, tuple[int, ...]]
 """Identifies a turn without a job id: tenant, hash of the blocks of its prompt that must be shared,
 and the prompt's tokens after them."""
-
-
-class BlockChain:
-    """A compact hash chain that recognizes what continues it: 8 bytes per block.
-
-    That is enough to distinguish prefixes, and correctness does not depend on it: KV is looked up by the full
-    hash.
-    """
-
-    __slots__ = ("_heads",)
-
-    def __init__(self, block_hashes: Sequence[BlockHash], before: BlockChain | None = None) -> None:
-        """``before`` is a chain that this one probably continues: the shared part is copied."""
-        num_shared = 0 if before is None else before.num_shared(block_hashes)
-        shared = b"" if before is None else before._heads[: num_shared * HEAD_BYTES]
-        self._heads: bytes = shared + b"".join([each[:HEAD_BYTES] for each in block_hashes[num_shared:]])
-
-    def __len__(self) -> int:
-        return len(self._heads) // HEAD_BYTES
-
-    def followed_by(self, heads: bytes) -> BlockChain:
-        """This chain, continued by the first 8 bytes of each further hash."""
-        longer = BlockChain(())
-        longer._heads = self._heads + heads
-        return longer
-
-    def num_shared(self, block_hashes: Sequence[BlockHash]) -> int:
-        """Length of the common prefix with another chain. Each hash covers all blocks before it, so one equal
-        hash means that all before it are equal."""
-        low = 0
-        high = min(len(self), len(block_hashes))
-        while low < high:
-            middle = (low + high + 1) // 2
-            start = (middle - 1) * HEAD_BYTES
-            if self._heads[start : start + HEAD_BYTES] == block_hashes[middle - 1][:HEAD_BYTES]:
-                low = middle
-            else:
-                high = middle - 1
-        return low
 
 
 @dataclass(slots=True, eq=False)

@@ -7,17 +7,18 @@ turn. Its KV comes another way.
 from __future__ import annotations
 
 from continuum.jobs.branches import Branches
-from continuum.jobs.continuation import continuation_of
-from continuum.jobs.job import BlockChain, BranchTip, Job
+from continuum.jobs.continuation import continuation_of, num_blocks_to_share
+from continuum.jobs.job import BranchTip, Job
 from continuum.jobs.registry import JobRegistry
 from engine.core.policy import PinEnd
 from engine.core.request import Request
+from engine.records.block_chain import BlockChain
 from engine.records.messages import JobRef
 from estimator.tool_key import ToolKey
 from tracing.events import MovedTurn
 
 
-def moved_turn(tip: BranchTip, now: float) -> MovedTurn:
+def moved_turn(tip: BranchTip, block_size: int, now: float) -> MovedTurn:
     """What is known of a tip that a turn on another core will continue."""
     job = tip.job
     return MovedTurn(
@@ -25,6 +26,7 @@ def moved_turn(tip: BranchTip, now: float) -> MovedTurn:
         request_id=tip.request_id,
         turn=tip.turn_number,
         num_turns=job.num_turns,
+        num_blocks=num_blocks_to_share(tip.num_prompt_tokens, block_size),
         num_prompt_tokens=tip.num_prompt_tokens,
         elapsed_s=max(0.0, now - tip.ended_s),
         age_s=max(0.0, now - job.first_arrival_s),

@@ -6,6 +6,7 @@ Like ``engine.core.parts``, for what is not pure: threads, sockets, files, clock
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from engine.core.parts import busy_at
@@ -15,11 +16,17 @@ from engine.records.reported_stats import SchedulerStats
 
 
 class CorePart:
-    """What one feature does around the loop, at each moment. All methods but ``opening``, ``stopping``,
-    ``persist`` and ``stop`` are called under the core's lock, and must not wait."""
+    """What one feature does around the loop, at each moment. All methods but ``opening``, ``made``,
+    ``stopping``, ``persist`` and ``stop`` are called under the core's lock, and must not wait."""
 
     def opening(self, message: EngineCoreRequest) -> None:
         """Called when a request has come in, before it is queued. RequestError refuses it."""
+
+    def made(self, request: Request) -> None:
+        """Called with the request that was made of it. It may read files."""
+
+    def queueing(self, request: Request) -> None:
+        """Called before it is queued."""
 
     def opened(self, message: EngineCoreRequest) -> None:
         """Called when it was queued, before it can have a token or end."""
@@ -29,6 +36,9 @@ class CorePart:
 
     def request_ended(self, request: Request, now: float) -> None:
         """Called when a request has ended in any way. Must not raise."""
+
+    def loaded(self, saved: Path, requests: Iterable[Request]) -> None:
+        """Called when other weights have been loaded, with the folder of their saved KV and all requests."""
 
     def publish(self) -> None:
         """Publish what has happened since the last call."""
@@ -57,6 +67,8 @@ class CoreParts:
         """Take the parts; None is one that is off."""
         self.all = tuple(part for part in parts if part is not None)
         self._opening = self._with("opening")
+        self._making = self._with("made")
+        self._queueing = self._with("queueing")
         self._opened = self._with("opened")
         self._answering = self._with("answered")
         self._ending = self._with("request_ended")
@@ -69,6 +81,14 @@ class CoreParts:
         for part in self._opening:
             part.opening(message)
 
+    def made(self, request: Request) -> None:
+        for part in self._making:
+            part.made(request)
+
+    def queueing(self, request: Request) -> None:
+        for part in self._queueing:
+            part.queueing(request)
+
     def opened(self, message: EngineCoreRequest) -> None:
         for part in self._opened:
             part.opened(message)
@@ -80,6 +100,10 @@ class CoreParts:
     def request_ended(self, request: Request, now: float) -> None:
         for part in self._ending:
             part.request_ended(request, now)
+
+    def loaded(self, saved: Path, requests: Iterable[Request]) -> None:
+        for part in self.all:
+            part.loaded(saved, requests)
 
     def publish(self) -> None:
         for part in self._publishing:

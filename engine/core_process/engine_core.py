@@ -139,8 +139,6 @@ class EngineCore:
         self._traced = TracedScheduler(self._untraced, self._tracer)
         if kv_events is not None:
             kv_events.attach(self._untraced, clock)
-        self._saved_prefixes = open_saved_prefixes(config, info, self._untraced)
-        self._handover = open_handover(config, self._executor, lambda: self.scheduler, clock, self._changed)
         self._asks_readers = False
         """Whether to poll the worker for reports of lease readers, though nothing runs."""
         self._grammars = CoreGrammars(
@@ -162,7 +160,8 @@ class EngineCore:
                 lease_place(config),
                 None if telemetry is None else RequestSpans(telemetry),
                 self._drafting,
-                self._handover,
+                open_saved_prefixes(config, info, self._untraced),
+                open_handover(config, self._executor, lambda: self.scheduler, clock, self._changed),
                 self.kept_turns,  # takes the lists of a request that ended: after all that read them
             )
         )
@@ -192,10 +191,9 @@ class EngineCore:
 
     def _loaded(self, folder: Path | None) -> None:
         """Other weights have been loaded, whose saved KV is in this folder."""
-        with self._changed:
-            for part in (self._handover, self._saved_prefixes):
-                if part is not None and folder is not None:
-                    part.loaded(folder, self.scheduler.requests.values())
+        if folder is not None:
+            with self._changed:
+                self._parts.loaded(folder, self.scheduler.requests.values())
 
     # ---- input ----
 
@@ -211,13 +209,9 @@ class EngineCore:
             self._parts.opening(message)
             # Without the lock: hashing a long prompt takes milliseconds, and so do files.
             request = Request.from_core_request(message, self.scheduler.request_block_hasher, before)
-            saved = self._saved_prefixes
-            looked_in = None if saved is None else saved.saved
-            if saved is not None:
-                saved.find(request)
+            self._parts.made(request)
             with self._changed:
-                if saved is not None and saved.saved is not looked_in:  # other weights have come since
-                    saved.find(request)
+                self._parts.queueing(request)
                 now = self._clock.now()
                 self.scheduler.add_request(request, now)
                 self._parts.opened(message)

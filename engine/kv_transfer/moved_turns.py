@@ -17,11 +17,10 @@ from pathlib import Path
 import msgspec
 
 from engine.kv_transfer.saved_blocks import MAX_AGE_S, TMP_SUFFIX
+from engine.records.block_chain import BlockChain
 from tracing.events import MovedTurn
 
 FOLDER = "paused"
-HEAD_BYTES = 8
-"""Bytes kept of each block's hash: they tell prefixes apart, and KV is found by the whole hash."""
 MAX_ALIKE = 8
 """Turns with equal prompts, such as samples, that are compared with a prompt."""
 UNSETTLED_NS = 100_000_000
@@ -34,22 +33,11 @@ class SavedTurn(msgspec.Struct, array_like=True, frozen=True):
     written_s: float
     """Unix time."""
     heads: bytes
-    """Beginnings of the hashes of the turn's full blocks."""
+    """The turn's full blocks, as ``BlockChain.heads``."""
     num_saved_blocks: int
     """How many of them, from the first on, have their KV in the folder."""
     turn: MovedTurn | None
     """None: the policy knows no jobs."""
-
-    def num_shared(self, block_hashes: Sequence[bytes], known: int) -> int:
-        """How many blocks the turn and a prompt begin with alike; the first ``known`` are."""
-        most = min(len(self.heads) // HEAD_BYTES, len(block_hashes))
-        count = known
-        while count < most and self._head(count) == block_hashes[count][:HEAD_BYTES]:
-            count += 1
-        return count
-
-    def _head(self, index: int) -> bytes:
-        return self.heads[index * HEAD_BYTES : (index + 1) * HEAD_BYTES]
 
 
 _DECODER = msgspec.msgpack.Decoder(SavedTurn)
@@ -86,7 +74,7 @@ class MovedTurns:
             if alike is not None:
                 alike = _likely(alike, block_hashes[index:]) or alike
                 saved = [turn for file in alike[:MAX_ALIKE] if (turn := self._read(file)) is not None]
-                found = [_found(turn, block_hashes, index + 1) for turn in saved]
+                found = [_found(turn, block_hashes) for turn in saved]
                 return max(found, key=lambda turn: turn.num_blocks, default=None)
         return None
 
@@ -118,8 +106,7 @@ class MovedTurns:
         self._folder.mkdir(exist_ok=True)
         names = block_hashes[num_shared - 1].hex(), block_hashes[num_saved_blocks - 1].hex()
         begun = self._folder / f"{names[1]}-{os.getpid()}{TMP_SUFFIX}"
-        heads = b"".join([block_hash[:HEAD_BYTES] for block_hash in block_hashes])
-        content = SavedTurn(time.time(), heads, num_saved_blocks, turn)
+        content = SavedTurn(time.time(), BlockChain(block_hashes).heads(), num_saved_blocks, turn)
         begun.write_bytes(msgspec.msgpack.encode(content))
         os.replace(begun, self._folder / ".".join(names))
 
@@ -138,15 +125,16 @@ def _likely(files: Iterable[str], block_hashes: Sequence[bytes]) -> list[str]:
     return [file for file in files if file.partition(".")[2] in names]
 
 
-def _found(saved: SavedTurn, block_hashes: Sequence[bytes], known: int) -> FoundTurn:
-    num_blocks = saved.num_shared(block_hashes, known)
+def _found(saved: SavedTurn, block_hashes: Sequence[bytes]) -> FoundTurn:
+    chain = BlockChain(()).followed_by(saved.heads)
+    num_blocks = chain.num_shared(block_hashes)
     turn = saved.turn
     if turn is not None:
         passed_s = max(0.0, time.time() - saved.written_s)
         turn = msgspec.structs.replace(
             turn,
             num_blocks=num_blocks,
-            more_blocks=saved.heads[num_blocks * HEAD_BYTES :],
+            more_blocks=chain.heads(num_blocks),
             elapsed_s=turn.elapsed_s + passed_s,
             age_s=turn.age_s + passed_s,
         )

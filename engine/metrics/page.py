@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import accumulate, chain, islice
 from typing import Any
 
@@ -22,6 +22,11 @@ class Page:
         self._families: dict[str, Family] = {}
         self._bytes = b""
 
+    @property
+    def families(self) -> Collection[Family]:
+        """All metrics, in the page's order."""
+        return self._families.values()
+
     def add(self, name: str, series: MetricWrapperBase) -> Family:
         """Adds a core's series of a metric, whose family says when values change."""
         family = self._families.setdefault(name, Family())
@@ -30,8 +35,8 @@ class Page:
 
     def exposition(self) -> bytes:
         """The page, in prometheus_client's form."""
-        if any(family.changed for family in self._families.values()):
-            self._bytes = "".join([family.text() for family in self._families.values()]).encode()
+        if any(family.changed for family in self.families):
+            self._bytes = "".join([family.text() for family in self.families]).encode()
         return self._bytes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -40,6 +41,8 @@ class SavedPrefix:
     num_tokens: int
     must_load: bool = False
     """End the request with an error if the KV cannot be read, rather than recompute it."""
+    folder: Path | None = None
+    """Where it was found: a folder for each model and rank."""
 
 
 PrefixSource = RemotePrefix | SavedPrefix

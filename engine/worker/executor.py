@@ -130,6 +130,11 @@ class UniProcExecutor:
             max_writes=max_writes,
         )
         runner = backend.runner(shared.beside(host_pool))
+        self._calls: dict[str, Callable[..., Any]] = {
+            **shared.calls(),
+            **({} if self._adapters is None else self._adapters.calls()),
+        }
+        """What parts of the worker offer to the core, by name."""
         self._runner: StepRunner | None = with_waves(runner, loaded.model, group)
         self._max_steps = _max_steps(config, loaded.device, group.stage.size)
         keep_freed_memory()
@@ -154,12 +159,8 @@ class UniProcExecutor:
             self._runner.listen(told)
 
     def call_worker(self, method: str, *args: Any) -> Any:
-        if self._adapters is not None and method == "load_adapter":
-            return self._adapters.load(*args)
-        if self._adapters is not None and method == "drop_adapter":
-            return self._adapters.drop(*args)
-        if method == "save_kv":
-            return self._shared.save_now(*args)
+        if method in self._calls:
+            return self._calls[method](*args)
         if method in SLEEP_METHODS:
             if not isinstance(self._backend, CPUBackend):
                 raise RequestError("Only a model on a CPU can sleep or take other weights so far.", "level")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from continuum.jobs.job import BlockChain, BranchTip, Job, JobTable, Turn
+from continuum.jobs.job import BranchTip, Job, JobTable, Turn
 from engine.core.policy import FcfsPolicy, Pin, PolicyContext, WaitingKey
 from engine.core.request import Request
+from engine.records.block_chain import BlockChain
 from engine.records.messages import JobFinished, Signal, ToolCall, ToolGapStarted, TurnReceipt
 
 MAX_PROGRAMS = 10_000

@@ -17,6 +17,7 @@ from tests.api.test_service import eventually
 
 SECRET = "xyzzy"
 CHAT = "/v1/chat/completions"
+HOSTS = ("--allowed-hosts", "good.example")
 Line = dict[str, Any]
 
 
@@ -25,6 +26,7 @@ class Logged:
 
     def __init__(self, url: str, path: Path) -> None:
         self.http = httpx.Client(base_url=url, headers={"Authorization": "Bearer key-of-alice"}, timeout=60)
+        self.url = url
         self.path = path
 
     def lines(self) -> list[Line]:
@@ -46,7 +48,7 @@ def logged(
     path = tmp_path_factory.mktemp("log") / "access.jsonl"
     keys = ("--api-key", "alice:key-of-alice", "--api-key", "operator-key")
     flags = ("--num-gpu-blocks-override", "400", "--api-server-count", str(request.param))
-    with running_server(model, *flags, *keys, "--access-log", str(path)) as server:
+    with running_server(model, *flags, *keys, *HOSTS, "--access-log", str(path)) as server:
         logged = Logged(server.url, path)
         yield logged
         logged.http.close()
@@ -132,6 +134,27 @@ def test_a_file_that_was_moved_is_opened_again(logged: Logged) -> None:
     whole(logged, "after")
     assert logged.last("after")["status"] == 200
     assert [line["request_id"] for line in logged.lines()] == ["after"]
+
+
+@pytest.mark.slow
+def test_a_lost_file_costs_no_request_anything(logged: Logged) -> None:
+    """Its folder is gone, and comes back: requests are answered all the time, and logged again."""
+    away = logged.path.parent.with_suffix(".away")
+    logged.path.parent.rename(away)
+    assert whole(logged, "unlogged")["completion_tokens"] > 0
+    away.rename(logged.path.parent)
+    whole(logged, "logged-again")
+    assert logged.last("logged-again")["status"] == 200
+
+
+@pytest.mark.slow
+def test_a_client_cannot_write_another_name(logged: Logged) -> None:
+    """Also where it is refused before its key is looked at."""
+    headers = {"x-continuum-owner": "alice", "host": "evil.example", "x-request-id": "forged"}
+    answer = httpx.post(f"{logged.url}{CHAT}", headers=headers, json={})
+    assert answer.status_code in (401, 403, 421)
+    line = logged.last("forged")
+    assert "key" not in line
 
 
 def test_a_file_that_cannot_be_written_is_said(model: Path, tmp_path: Path) -> None:

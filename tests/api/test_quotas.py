@@ -151,6 +151,20 @@ def test_requests_at_once_are_bounded(server: Server) -> None:
         assert ask(http).status_code == 200
 
 
+def test_a_prompt_counts_as_computed_though_its_client_leaves(server: Server) -> None:
+    with client(server, "free") as http:
+        before = used(http, "free")["total"]
+        body = {"prompt": "a prompt that nobody has sent " * 9, "max_tokens": 500, "ignore_eos": True}
+        with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+            assert next(line for line in answer.iter_lines() if line.startswith("data: "))
+        assert eventually(lambda: used(http, "free")["running_requests"] == 0)
+        after = used(http, "free")["total"]
+    grown = {name: after[name] - before[name] for name in after}
+    assert grown["requests"] == 1
+    assert grown["computed_tokens"] == grown["prompt_tokens"] + grown["output_tokens"]
+    assert 0 < grown["output_tokens"] < 500
+
+
 def test_a_key_is_for_its_models(server: Server) -> None:
     with client(server, "elsewhere") as http:
         answer = ask(http)

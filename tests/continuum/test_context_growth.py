@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from continuum.config import ContinuumConfig
 from continuum.jobs.branches import BranchEnd
-from continuum.jobs.job import BlockChain, BranchTip, Job, Turn
+from continuum.jobs.job import BranchTip, Job, Turn
 from continuum.learning.context_growth import MAX_AHEAD, SHARES, ContextGrowth
 from continuum.learning.kv_cost import PrefillLoad
 from continuum.learning.tool_stats import ToolStats
 from engine.core.policy import PolicyContext
 from engine.core.request import Request
 from engine.errors import ConfigError
+from engine.records.block_chain import BlockChain
 from engine.records.sampling_params import SamplingParams
 from estimator.growth import MAX_KINDS
 from tests.continuum.job_room import BLOCK, JobRoom

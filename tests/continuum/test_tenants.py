@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuum.jobs.job import BlockChain, BranchTip, Job
+from continuum.jobs.job import BranchTip, Job
 from continuum.retention.pins import PinTable
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.policy import Pin
+from engine.records.block_chain import BlockChain
 from engine.records.messages import TurnReceipt
 from tests.continuum.job_room import BLOCK, JobRoom
 

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuum.jobs.continuation import prompt_tail
-from continuum.jobs.job import BlockChain, BranchTip, Job
+from continuum.jobs.job import BranchTip, Job
 from continuum.jobs.tip_index import MAX_WITH_SAME_PROMPT, TipIndex
 from engine.core.kv_cache.block_hash import BlockHasher
 from engine.core.request import Request
+from engine.records.block_chain import BlockChain
 from engine.records.messages import JobRef
 from engine.records.sampling_params import SamplingParams
 

@@ -23,7 +23,7 @@ MODEL = 'a "quoted" model\\ 1'
 def by_the_library(page: Page) -> bytes:
     """The page as prometheus_client writes all of it."""
     registry = CollectorRegistry()
-    for family in page._families.values():
+    for family in page.families:
         registry.register(family)
     return generate_latest(registry)
 

@@ -13,12 +13,14 @@ from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
 
 import msgspec
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.api.http.auth import OPEN_PATHS, OWNER_HEADER
 from engine.frontend.request_output import RequestOutput
 from engine.records.messages import RequestContext, TurnReceipt
+
+logger = logging.getLogger(__name__)
 
 MAX_PATH_CHARS = 256
 UNSEEN = OPEN_PATHS | {"/favicon.ico"}
@@ -68,7 +70,7 @@ class AccessRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     def came(self, output: RequestOutput) -> None:
         """Notes new tokens of a prompt's answers."""
         self.output_tokens = (self.output_tokens or 0) + sum(len(each.token_ids) for each in output.outputs)
-        if output.finished:
+        if output.finished and all(each.finish_reason != "error" for each in output.outputs):
             self.cached_tokens = (self.cached_tokens or 0) + output.num_cached_tokens
 
     def decided(self, receipt: TurnReceipt) -> None:
@@ -85,15 +87,28 @@ def current_record() -> AccessRecord | None:
     return _CURRENT.get()
 
 
+class _File(WatchedFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
+        raise  # noqa: PLE0704 - it is called where an exception is handled
+
+
 class AccessLog:
     """The file."""
 
     def __init__(self, path: str) -> None:
-        self._file = WatchedFileHandler(path, encoding="utf-8")
+        self._file = _File(path, encoding="utf-8")
+        self._is_failing = False
 
     def write(self, record: AccessRecord) -> None:
+        """Appends a line. A failure is reported once, and costs no request anything."""
         line = msgspec.json.encode(record).decode()
-        self._file.emit(logging.makeLogRecord({"msg": "%s", "args": (line,)}))
+        try:
+            self._file.emit(logging.makeLogRecord({"msg": "%s", "args": (line,)}))
+            self._is_failing = False
+        except OSError as error:
+            if not self._is_failing:
+                logger.error("The access log cannot be written: %s", error)
+            self._is_failing = True
 
 
 class AccessLogMiddleware:
@@ -107,6 +122,9 @@ class AccessLogMiddleware:
         if scope["type"] != "http" or scope["path"] in UNSEEN:
             await self._app(scope, receive, send)
             return
+        headers = MutableHeaders(scope=scope)
+        if OWNER_HEADER in headers:  # only authentication, which some refusals do not reach, may set it
+            del headers[OWNER_HEADER]
         client = scope.get("client")
         record = AccessRecord(
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),

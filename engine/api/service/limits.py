@@ -15,6 +15,7 @@ from engine.api.config import LimitsConfig
 from engine.api.errors import OverloadedError, QuotaError, ServerClosingError
 from engine.api.processes.shared_load import NAMED_SHARES, OTHER_SHARES, SharedLoad, Tally
 from engine.api.tenants.quotas import Meter
+from engine.frontend.request_output import RequestOutput
 from engine.records.messages import JobRef, RequestContext
 
 
@@ -59,16 +60,12 @@ class Admission:
         if self.is_closed:
             raise ServerClosingError
         num_requests = max(1, num_requests)  # may be invalid at this point
-        meter = self._meter(context, num_requests)
         share = self._share_of(context.job)
-        try:
-            self._acquire(Tally.QUEUED_REQS, share, num_requests)
-        except OverloadedError:
-            if meter is not None:
-                meter.end(num_requests)
-            raise
+        self._acquire(Tally.QUEUED_REQS, share, num_requests)
         self._num_admitted += 1
+        meter = None
         try:
+            meter = self._meter(context, num_requests)
             yield Permit(self, share, meter)
         finally:
             if meter is not None:
@@ -154,7 +151,7 @@ class Permit:
         """``meter`` counts what the request's key uses; None if it has no quotas."""
         self._admission = admission
         self._share = share
-        self.meter = meter
+        self._meter = meter
         self._since = time.monotonic()
 
     @property
@@ -169,19 +166,30 @@ class Permit:
     def prefill(self, num_tokens: int) -> PrefillPermit:
         """Admits a prompt of this many tokens; OverloadedError beyond the limit, QuotaError beyond the
         key's."""
-        if self.meter is not None:
-            self.meter.prompt(num_tokens)
+        if self._meter is not None:
+            self._meter.prompt(num_tokens)
         self._admission.acquire_tokens(num_tokens, self._share)
-        return PrefillPermit(self._admission, num_tokens, self._share)
+        return PrefillPermit(self._admission, num_tokens, self._share, self._meter)
 
 
 class PrefillPermit:
     """An admitted prompt: it counts as waiting until its first token, or until it is given up."""
 
-    def __init__(self, admission: Admission, num_tokens: int, share: int) -> None:
+    def __init__(self, admission: Admission, num_tokens: int, share: int, meter: Meter | None) -> None:
         self._admission = admission
         self._num_tokens = num_tokens
         self._share = share
+        self._meter = meter
+        self._has_answered = False
+
+    def came(self, output: RequestOutput) -> None:
+        """Notes an output: the prompt waits no more, and its key has used what was computed."""
+        self.done()
+        if self._meter is not None and (
+            output.pooled is not None or any(x.token_ids for x in output.outputs)
+        ):
+            self._meter.came(output, is_first=not self._has_answered)
+            self._has_answered = True
 
     def done(self) -> None:
         """Stops counting the prompt as waiting. Repeatable."""

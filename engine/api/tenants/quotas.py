@@ -108,12 +108,12 @@ class Meter:
         self._check(Used.PROMPT_TOKENS, num_tokens, now)
         self._add(Used.PROMPT_TOKENS, num_tokens, now)
 
-    def came(self, output: RequestOutput) -> None:
-        """Counts new tokens of answers, and at the end of the request the prompt's that were computed."""
+    def came(self, output: RequestOutput, *, is_first: bool) -> None:
+        """Counts new tokens of answers, and with the first of a prompt those of it that were computed."""
         now = self._clock()
         number = sum(len(answer.token_ids) for answer in output.outputs)
         computed = number
-        if output.finished:
+        if is_first:
             computed += max(0, len(output.prompt_token_ids) - output.num_cached_tokens)
         self._add(Used.OUTPUT_TOKENS, number, now)
         self._add(Used.COMPUTED_TOKENS, computed, now)

@@ -64,11 +64,9 @@ class Generation:
             )
             async with aclosing(cast(AsyncGenerator[RequestOutput, None], outputs)):
                 async for output in outputs:
-                    prefill.done()
+                    prefill.came(output)
                     if record is not None:
                         record.came(output)
-                    if permit.meter is not None:
-                        permit.meter.came(output)
                     for answer in output.outputs:
                         if answer.finish_reason == "abort":
                             raise self._why_ended(request_id)

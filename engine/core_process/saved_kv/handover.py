@@ -27,7 +27,6 @@ from engine.executor import Executor
 from engine.kv_transfer.moved_turns import MovedTurns
 from engine.records.handed_over import END_HANDOVER, HAND_OVER, HandedOver
 from engine.records.messages import EngineCoreOutput
-from tracing.events import MovedTurn
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +56,8 @@ class Handover(CorePart):
         """Whether turns that end are saved at once."""
         self.loaded(folder)
 
-    def loaded(self, folder: Path, requests: Iterable[Request] = ()) -> None:
-        """Save in this folder from now on, which is that of the loaded weights."""
-        self._turns = MovedTurns(folder.parent)
+    def loaded(self, saved: Path, requests: Iterable[Request] = ()) -> None:
+        self._turns = MovedTurns(saved.parent)
         self._saved: dict[int, int] = {}
         """For each pin that is saved, the blocks of its tokens that it had then."""
 
@@ -102,13 +100,6 @@ class Handover(CorePart):
                 break
         return done
 
-    def _num_shared(self, num_saved_blocks: int, turn: MovedTurn | None) -> int:
-        """How many of a turn's blocks the next prompt surely shares: those of its prompt, but for the last
-        one, which may hold the beginning of the reply; the reply may be rendered otherwise."""
-        if turn is None:
-            return num_saved_blocks
-        return max(1, min(num_saved_blocks, turn.num_prompt_tokens // self._block_size - 1))
-
     def _save(self, pin: Pin, done: HandedOver) -> bool:
         """Save one pin, unless it ends meanwhile; False if the folder takes no more."""
         size = pin.num_prefix_blocks
@@ -119,7 +110,8 @@ class Handover(CorePart):
                     return True
                 # Also if its blocks had been saved before: the tools that run may have become known.
                 turn = self._scheduler().policy.moved_turn(pin, self._clock.now())
-                self._turns.write(pin.block_hashes, size, self._num_shared(size, turn), turn)
+                num_shared = size if turn is None else min(size, turn.num_blocks)
+                self._turns.write(pin.block_hashes, size, num_shared, turn)
                 self._saved[pin.pin_id] = size
         except (OSError, EngineError) as error:
             logger.warning("KV could not be handed over: %s", error)

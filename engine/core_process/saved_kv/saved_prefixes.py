@@ -9,12 +9,13 @@ import msgspec
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
+from engine.core_process.core_part import CorePart
 from engine.kv_transfer.moved_turns import MovedTurns
 from engine.kv_transfer.saved_blocks import SavedBlocks
 from engine.records.kv_transfer import SavedPrefix
 
 
-class SavedPrefixes:
+class SavedPrefixes(CorePart):
     """Looks in the folder once per request, on its arrival: the scheduler itself sees no files."""
 
     def __init__(
@@ -39,16 +40,22 @@ class SavedPrefixes:
         self._cuts = cuts
 
     def _use(self, folder: Path) -> None:
-        self.saved = SavedBlocks(folder)
+        self._saved = SavedBlocks(folder)
         self._paused = MovedTurns(folder.parent)
 
-    def loaded(self, folder: Path, requests: Iterable[Request]) -> None:
-        """Other weights have been loaded: look in their folder from now on, for these requests, too, as far
-        as they had found something."""
-        self._use(folder)
+    def made(self, request: Request) -> None:
+        self.find(request)
+
+    def queueing(self, request: Request) -> None:
+        """Look again if other weights have been loaded since, whose KV is elsewhere."""
+        found = request.kv_transfer
+        if isinstance(found, SavedPrefix) and found.folder != self._saved.folder:
+            self.find(request)
+
+    def loaded(self, saved: Path, requests: Iterable[Request]) -> None:
+        self._use(saved)
         for request in requests:
-            if isinstance(request.kv_transfer, SavedPrefix):
-                self.find(request)
+            self.queueing(request)
 
     def find(self, request: Request) -> None:
         """Note at the request the prefix that is there, and the paused turn that it continues."""
@@ -63,7 +70,9 @@ class SavedPrefixes:
         if self._has_all:
             num_blocks = max(num_blocks, self._num_saved_blocks(request))
         num_tokens = num_blocks * self._block_size
-        request.kv_transfer = SavedPrefix(num_tokens, self._must_load) if num_tokens else None
+        request.kv_transfer = (
+            SavedPrefix(num_tokens, self._must_load, self._saved.folder) if num_tokens else None
+        )
 
     def _hashes(self, request: Request) -> Sequence[BlockHash]:
         """The blocks that may be loaded: the last token is computed."""
@@ -79,7 +88,7 @@ class SavedPrefixes:
         high = len(hashes)
         while low < high:
             middle = (low + high) // 2
-            if self.saved.has(self._name_of(hashes[middle])):
+            if self._saved.has(self._name_of(hashes[middle])):
                 low = middle + 1
             else:
                 high = middle

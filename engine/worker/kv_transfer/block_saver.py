@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import numpy as np
 import torch
@@ -41,8 +42,7 @@ class BlockSaver:
         measures."""
         self._lock = threading.Lock()
         self._num_pending = 0
-        self._is_new = True
-        """Whether nothing was saved at once yet."""
+        self._has_saved_at_once = False
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._has_logged: set[str] = set()
         self._thread = ThreadPoolExecutor(1, "kv-saves")
@@ -58,15 +58,11 @@ class BlockSaver:
 
     def save_now(self, names: Sequence[bytes], block_ids: Sequence[int]) -> None:
         """Save blocks before returning, however many; OSError if the folder cannot take one."""
-        self.flush()
-        if self._is_new:
-            self._is_new = False
-            self._saved.delete_unused()
+        self._has_saved_at_once = True
         left = iter(names)
         for some in chunks(block_ids, self._block_bytes):
-            for block in self._copy(some).cpu().numpy():
-                self._num_unmeasured += self._saved.write(next(left), block.data)
-        self._shrink()
+            content = self._copy(some).cpu()
+            self._thread.submit(self._put, list(islice(left, len(some))), content).result()
 
     def flush(self) -> None:
         """Wait until all pending blocks are written."""
@@ -79,7 +75,10 @@ class BlockSaver:
             self._known.clear()
 
     def close(self) -> None:
-        """Write all pending blocks, and stop. Repeatable."""
+        """Write all pending blocks, and stop; what nobody came for is deleted. Repeatable."""
+        if self._has_saved_at_once:
+            self._has_saved_at_once = False
+            self._thread.submit(self._saved.delete_unused)
         self._thread.shutdown(wait=True)
 
     def _take(self, saves: KVSaves) -> tuple[list[bytes], list[int]]:
@@ -119,9 +118,7 @@ class BlockSaver:
         num_done = 0
         try:
             computed.synchronize()
-            blocks = content.cpu().numpy()
-            for name, block in zip(names, blocks, strict=True):
-                self._num_unmeasured += self._saved.write(name, block.data)
+            for _ in self._put_each(names, content.cpu()):
                 num_done += 1
             self._shrink()
         except Exception as error:
@@ -130,6 +127,17 @@ class BlockSaver:
             self._num_pending -= len(names) * self._block_bytes
             for name in names[num_done:]:
                 self._known.pop(name, None)
+
+    def _put(self, names: Sequence[bytes], content: torch.Tensor) -> None:
+        for _ in self._put_each(names, content):
+            pass
+        self._shrink()
+
+    def _put_each(self, names: Sequence[bytes], content: torch.Tensor) -> Iterator[None]:
+        """Write blocks, and yield after each; OSError if one cannot be written."""
+        for name, block in zip(names, content.numpy(), strict=True):
+            self._num_unmeasured += self._saved.write(name, block.data)
+            yield
 
     def _shrink(self) -> None:
         """Delete files beyond the limit. Deleted blocks may be saved again."""

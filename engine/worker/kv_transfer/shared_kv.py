@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,10 +52,10 @@ class SharedKV:
         self._transfers = transfers if isinstance(transfers, RemoteTransfers) else None
         return transfers
 
-    def save_now(self, names: Sequence[bytes], block_ids: Sequence[int]) -> None:
-        """Save blocks in the folder before returning; OSError if it cannot take one."""
-        assert self._transfers is not None, "nothing is saved here"
-        self._transfers.save_now(names, block_ids)
+    def calls(self) -> dict[str, Callable[..., Any]]:
+        """What the core may call, by name; complete once ``beside`` was called."""
+        saves = self._config.kv_transfer is not None and self._config.kv_transfer.saves
+        return {"save_kv": self._transfers.save_now} if saves and self._transfers is not None else {}
 
     def rest(self) -> None:
         """Make KV unreadable from elsewhere, because the pool is about to change."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,10 @@ class AdapterStore:
                 each.rows = LowRankLinear(each.rows, index * MOST_LINEARS + number, self.step)
             assert len(places) <= MOST_LINEARS
             self._places[index] = places
+
+    def calls(self) -> dict[str, Callable[..., Any]]:
+        """What the core may call, by name."""
+        return {"load_adapter": self.load, "drop_adapter": self.drop}
 
     def load(self, adapter: Adapter) -> None:
         """Load an adapter unless it is loaded. RequestError if it does not fit the model."""

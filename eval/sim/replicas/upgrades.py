@@ -53,7 +53,6 @@ class Upgrades:
         self._leaving: int | None = None
         self._saved: dict[BlockHash, _Saved] = {}
         """What was handed over, by the last block that was saved."""
-        self.num_replaced = 0
         events.at(BEGINS_AT * down_s, lambda: self._leave(0))
 
     def before(self, request: SimRequest) -> None:
@@ -99,6 +98,5 @@ class Upgrades:
 
     def _back(self, index: int) -> None:
         self._replicas[index].is_up = True
-        self.num_replaced += 1
         if index + 1 < len(self._replicas):
             self._leave(index + 1)

@@ -9,8 +9,9 @@ import math
 
 import pytest
 
-from continuum.jobs.job import BlockChain, BranchTip, Job
+from continuum.jobs.job import BranchTip, Job
 from engine.core.request import RequestStatus
+from engine.records.block_chain import BlockChain
 from eval.baselines.infercept import InferceptPolicy
 from tests.eval.baselines.policy_room import PlainKnowledge, PolicyRoom
 
