@@ -161,7 +161,6 @@ BOUNDS = {
     "registry.MAX_QUESTIONS": "memory",
     "job_metrics.MAX_KEPT": "memory; metrics only",
     "job.MAX_TIPS": "memory of one job",
-    "job.HEAD_BYTES": "memory; 8 bytes tell prefixes apart",
     "cut_turns.KEPT_S": "simulated clients cut nothing off; real ones ask again within seconds",
     "cut_turns.MAX_QUESTIONS": "memory",
     "cut_turns.MAX_OF_ONE": "memory",
