@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
-from pathlib import Path
-
 from engine.core.policy import PolicyFactory, fcfs, priority
 from engine.errors import ConfigError
+from engine.process.outside_module import import_outside
 
 BUILT_IN: dict[str, PolicyFactory] = {"fcfs": fcfs, "priority": priority}
 
@@ -22,11 +19,8 @@ def load_policy(name: str) -> PolicyFactory:
     if not (module_name and colon and attribute.isidentifier()):
         known = ", ".join(BUILT_IN)
         raise ConfigError(f"Unknown policy {name!r}; choose from {known}, MODULE:ATTRIBUTE.")
-    directory = str(Path.cwd())
-    if directory not in sys.path:
-        sys.path.append(directory)  # a core process gets our path, and finds the module there, too
     try:
-        module = import_module(module_name)
+        module = import_outside(module_name)
     except ImportError as error:
         raise ConfigError(f"Policy {name!r} cannot be imported: {error}") from error
     factory = getattr(module, attribute, None)

@@ -15,7 +15,12 @@ from engine.errors import ConfigError
 OPTION = "kv_transfer_config"
 EXAMPLE = '{"kv_connector": "TCPConnector", "kv_role": "kv_both"}'
 PEER_CONNECTORS = ("TCPConnector", "NixlConnector")
-CONNECTORS = (*PEER_CONNECTORS, "SharedStorageConnector", "OffloadingConnector")
+STORES = {
+    "MooncakeStoreConnector": "engine.kv_transfer.stores.mooncake",
+    "LMCacheServerConnector": "engine.kv_transfer.stores.lmcache",
+}
+"""Modules of the classes that keep KV in other projects' stores, as ``kv_connector_module_path``."""
+CONNECTORS = (*PEER_CONNECTORS, "SharedStorageConnector", "OffloadingConnector", *STORES)
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 FAILURE_POLICIES = ("recompute", "fail")
 NEAR_PORTS = 64
@@ -50,6 +55,9 @@ class KVConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Size above which the least recently used files are deleted, for one model and all its ranks. None: no
     limit (``SharedStorageConnector``)."""
 
+    options: dict[str, Any] = {}
+    """What was given to a class of ``kv_connector_module_path``, which checks it itself."""
+
     def check_peers(self) -> None:
         """Raise ConfigError for an invalid network or range of ports."""
         for peer in self.allowed_peers:
@@ -66,7 +74,11 @@ class KVTransferConfig:
     """``TCPConnector``: KV of prompts moves from a server that computes them to one that continues |
     ``NixlConnector``: the same, read from memory to memory |
     ``SharedStorageConnector``: it is kept as files, which all servers of a model share |
-    ``OffloadingConnector``: to this server's own host memory, as ``kv_offloading_size``."""
+    ``OffloadingConnector``: to this server's own host memory, as ``kv_offloading_size`` |
+    ``MooncakeStoreConnector``, ``LMCacheServerConnector``, or a class of ``kv_connector_module_path``: to a
+    store, which all servers of a model share."""
+    kv_connector_module_path: str | None = None
+    """Python module of the class that ``kv_connector`` names; it is given ``kv_connector_extra_config``."""
     kv_role: str = "kv_both"
     """``kv_producer``: leases KV out, or saves it | ``kv_consumer``: fetches it | ``kv_both``."""
     engine_id: str | None = None
@@ -81,7 +93,7 @@ class KVTransferConfig:
 
     def __post_init__(self) -> None:
         for name, choices in (
-            ("kv_connector", CONNECTORS),
+            ("kv_connector", (self.kv_connector,) if self.store_module else CONNECTORS),
             ("kv_role", ROLES),
             ("kv_load_failure_policy", FAILURE_POLICIES),
         ):
@@ -105,10 +117,22 @@ class KVTransferConfig:
             )
         if options.shared_storage_max_bytes is not None and options.shared_storage_path is None:
             raise ConfigError("shared_storage_max_bytes needs shared_storage_path.")
+        if options.options and self.store_module is None:
+            raise ConfigError("options of kv_connector_extra_config need kv_connector_module_path.")
         for name in ("cpu_bytes_to_use", "shared_storage_max_bytes"):
             size = getattr(options, name)
             if size is not None and size < 1:
                 raise ConfigError(f"{name} must be at least 1, got {size}.")
+
+    @property
+    def store_module(self) -> str | None:
+        """The module of the class that keeps KV in a store; None without a store."""
+        return self.kv_connector_module_path or STORES.get(self.kv_connector)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether KV leaves the process, or comes from elsewhere, apart from host memory."""
+        return self.leases_out or self.fetches or self.saves or self.loads_saved
 
     @property
     def leases_out(self) -> bool:
@@ -126,9 +150,14 @@ class KVTransferConfig:
         return self.kv_connector_extra_config.shared_storage_path
 
     @property
+    def keeps(self) -> bool:
+        """Whether KV is kept outside of the engine, in that folder or in a store."""
+        return self.storage_path is not None or self.store_module is not None
+
+    @property
     def saves(self) -> bool:
-        """Whether KV is written to that folder."""
-        return self.storage_path is not None and self.kv_role != "kv_consumer"
+        """Whether KV is written there."""
+        return self.keeps and self.kv_role != "kv_consumer"
 
     @property
     def saves_all(self) -> bool:
@@ -136,9 +165,14 @@ class KVTransferConfig:
         return self.saves and self.kv_connector_extra_config.shared_storage_saves == "all"
 
     @property
+    def hands_over(self) -> bool:
+        """Whether what pins hold is written there when a core is drained or stops: to a folder only."""
+        return self.saves and self.storage_path is not None
+
+    @property
     def loads_saved(self) -> bool:
-        """Whether KV is read from that folder."""
-        return self.storage_path is not None and self.kv_role != "kv_producer"
+        """Whether KV is read from there."""
+        return self.keeps and self.kv_role != "kv_producer"
 
     @property
     def offloading_gib(self) -> float | None:
@@ -205,4 +239,7 @@ def read_kv_transfer_config(
     check_names(OPTION, fields, KVTransferConfig)
     if "kv_connector" not in fields:
         raise ConfigError(f"{OPTION} needs kv_connector; choose from {', '.join(CONNECTORS)}.")
+    if fields.get("kv_connector_module_path") or fields["kv_connector"] in STORES:
+        given_to_it = fields.get("kv_connector_extra_config", {})
+        fields["kv_connector_extra_config"] = {"options": given_to_it}
     return make_record(OPTION, fields, KVTransferConfig)

@@ -24,6 +24,8 @@ from engine.core_process.core_part import CoreParts
 from engine.core_process.saved_kv.saved_prefixes import SavedPrefixes
 from engine.errors import ConfigError, RequestError
 from engine.executor import ModelInfo
+from engine.kv_transfer.block_store import open_blocks
+from engine.kv_transfer.moved_turns import MovedTurns
 from engine.media.checks import check_media
 from engine.records.media import MediaModels
 from engine.records.messages import EngineCoreOutput, EngineCoreRequest, EngineReady
@@ -87,7 +89,7 @@ def engine_ready(config: EngineConfig, info: ModelInfo, policy: SchedulingPolicy
         pooling=info.pooling,
         media=info.media,
         most_draft_bytes=most_bytes(config.speculative),
-        hands_over=config.kv_transfer is not None and config.kv_transfer.saves,
+        hands_over=config.kv_transfer is not None and config.kv_transfer.hands_over,
     )
 
 
@@ -159,17 +161,18 @@ def _max_loras(config: EngineConfig) -> int | None:
 
 
 def _save_all(scheduler: Scheduler) -> None:
-    """Let the scheduler save what is computed in the folder that servers share."""
+    """Let the scheduler save what is computed in the folder or store that servers share."""
     if scheduler.kv.states is not None:
         raise ConfigError(
-            "SharedStorageConnector does not save all states of linear attention, which this model has: "
-            'with "shared_storage_saves": "pins" it saves those that pins hold.'
+            "kv_connector: not all states of linear attention, which this model has, are saved: "
+            'SharedStorageConnector with "shared_storage_saves": "pins" saves those that pins hold.'
         )
     scheduler.loads.saves = []
 
 
 def open_saved_prefixes(config: EngineConfig, info: ModelInfo, scheduler: Scheduler) -> SavedPrefixes | None:
-    """Finds prefixes of prompts in that folder; None if this engine reads none."""
+    """Finds prefixes of prompts there; None if this engine reads none. ConfigError if a store cannot be
+    used."""
     transfer = config.kv_transfer
     if transfer is None or not transfer.loads_saved or info.saved_kv is None:
         return None
@@ -178,7 +181,9 @@ def open_saved_prefixes(config: EngineConfig, info: ModelInfo, scheduler: Schedu
     has_all = transfer.kv_connector_extra_config.shared_storage_saves == "all"
     cuts = not scheduler.kv.has_windows and scheduler.kv.states is None
     size = config.cache.block_size
-    return SavedPrefixes(info.saved_kv, size, name_of, must_load=must_load, has_all=has_all, cuts=cuts)
+    saved = open_blocks(transfer, info.saved_kv, "scheduler")
+    turns = None if transfer.storage_path is None else MovedTurns(info.saved_kv.parent)
+    return SavedPrefixes(saved, turns, size, name_of, must_load=must_load, has_all=has_all, cuts=cuts)
 
 
 def _first_name(tiered: TieredBlocks, block_hash: BlockHash) -> BlockHash:

@@ -141,7 +141,7 @@ class CoreProcess:
         self._spec = pickled_spec(spec)
         self._model = spec.config.model.model
         transfer = spec.config.kv_transfer
-        hands_over = transfer is not None and transfer.saves
+        hands_over = transfer is not None and transfer.hands_over
         self._stop_timeout_s = STOP_TIMEOUT_S + (HANDOVER_S if hands_over else 0.0)
         self._exited = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None

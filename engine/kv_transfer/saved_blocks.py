@@ -13,7 +13,7 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,34 +53,56 @@ def make_folder(shared: str | Path, fingerprint: str, rank: int, size: int) -> P
 
 
 class SavedBlocks:
-    """The blocks of one rank in such a folder. Thread-safe; several processes may use one folder."""
+    """The ``BlockStore`` of one rank in such a folder. Several processes may use one folder."""
 
     def __init__(self, folder: Path, block_bytes: int = 0) -> None:
         """``block_bytes``: the length of each block, needed to read and write them."""
-        self.folder = folder
+        self.place = folder
         self._block_bytes = block_bytes
         self._numbers = itertools.count()
 
-    def has(self, name: bytes) -> bool:
-        """Whether there is a file of this name."""
-        return os.path.exists(self._path(name))
+    def num_held(self, names: Sequence[bytes]) -> int:
+        """The blocks up to the last one that is here. One before it may be gone: then the load fails.
 
-    def read(self, name: bytes, buffer: memoryview) -> None:
-        """Fill a buffer of ``block_bytes`` with a block, and note its use.
-
-        FileNotFoundError if it is gone. DamagedBlockError if its content is another one: then it is deleted.
+        Blocks are saved and used from the first on, so thousands of blocks take a dozen look-ups.
         """
+        low = 0
+        high = len(names)
+        while low < high:
+            middle = (low + high) // 2
+            if os.path.exists(self._path(names[middle])):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def read(self, names: Sequence[bytes], buffer: memoryview) -> None:
+        """Fill a buffer with blocks of ``block_bytes``, and note their use.
+
+        FileNotFoundError if one is gone. DamagedBlockError if its content is another one: then it is deleted.
+        """
+        size = self._block_bytes
+        for index, name in enumerate(names):
+            self._read(name, buffer[index * size : (index + 1) * size])
+
+    def _read(self, name: bytes, buffer: memoryview) -> None:
         path = self._path(name)
         try:
             _read(path, buffer)
         except DamagedBlockError:
-            self.delete(name)
+            self.delete([name])
             raise
         with suppress(OSError):
             os.utime(path)
 
-    def write(self, name: bytes, content: memoryview) -> int:
-        """Keep a block, unless it is here already. Returns the bytes written; OSError if it cannot be."""
+    def write(self, names: Sequence[bytes], content: memoryview) -> int:
+        """Keep blocks, unless they are here already. Returns the bytes written; OSError if one cannot be."""
+        size = self._block_bytes
+        return sum(
+            self._write(name, content[index * size : (index + 1) * size]) for index, name in enumerate(names)
+        )
+
+    def _write(self, name: bytes, content: memoryview) -> int:
         path = self._path(name)
         if os.path.exists(path):
             os.utime(path)
@@ -96,24 +118,31 @@ class SavedBlocks:
             raise
         return len(head) + len(content)
 
-    def delete(self, name: bytes) -> None:
-        """Delete a block, if it is here."""
-        with suppress(OSError):
-            os.unlink(self._path(name))
+    def delete(self, names: Sequence[bytes]) -> None:
+        """Delete those of these blocks that are here."""
+        for name in names:
+            with suppress(OSError):
+                os.unlink(self._path(name))
 
-    def shrink(self, max_bytes: int) -> int:
-        """Delete the least recently used blocks down to nine tenths of a limit; returns the bytes left."""
+    def at(self, place: Path) -> SavedBlocks:
+        """The blocks of another model."""
+        return SavedBlocks(place, self._block_bytes)
+
+    def close(self) -> None:
+        pass
+
+    def shrink(self, max_bytes: int) -> None:
+        """Delete the least recently used blocks beyond a limit, down to nine tenths of it."""
         files = sorted(self._files())
         num_bytes = sum(size for _, size, _ in files)
         if num_bytes <= max_bytes:
-            return num_bytes
+            return
         for _, size, path in files:
             if num_bytes <= max_bytes * 9 // 10:
                 break
             with suppress(OSError):
                 os.unlink(path)
             num_bytes -= size
-        return num_bytes
 
     def delete_unused(self) -> None:
         """Delete the blocks that nobody has used for a day."""
@@ -126,7 +155,7 @@ class SavedBlocks:
     def _files(self) -> Iterator[tuple[float, int, str]]:
         """The last use, the size and the path of each block. Deletes old incomplete files."""
         now = time.time()
-        for shard in _listed(self.folder):
+        for shard in _listed(self.place):
             for entry in _listed(shard.path) if shard.is_dir() else ():
                 with suppress(OSError):
                     seen = entry.stat()
@@ -137,7 +166,7 @@ class SavedBlocks:
 
     def _path(self, name: bytes) -> str:
         text = name.hex()
-        return os.path.join(self.folder, text[:2], text)
+        return os.path.join(self.place, text[:2], text)
 
 
 def _listed(folder: str | Path) -> list[os.DirEntry[str]]:

@@ -36,13 +36,13 @@ KVTransfer = KVLeaseOrder | RemotePrefix
 
 @dataclass(frozen=True, slots=True)
 class SavedPrefix:
-    """The prompt's first tokens, whose KV is in the folder that servers share."""
+    """The prompt's first tokens, whose KV is in a folder or store that servers share."""
 
     num_tokens: int
     must_load: bool = False
     """End the request with an error if the KV cannot be read, rather than recompute it."""
-    folder: Path | None = None
-    """Where it was found: a folder for each model and rank."""
+    place: Path | None = None
+    """Where it was found: a place for each model and rank."""
 
 
 PrefixSource = RemotePrefix | SavedPrefix

@@ -119,7 +119,7 @@ class UniProcExecutor:
             num_states=num_states,
             prompt_logprobs=attention != "triton" or isinstance(loaded.model, Decoder),
             routed_experts=routed_experts,
-            saved_kv=shared.folder,
+            saved_kv=shared.place,
         )
         host_pool = select_host_pool(
             everything.blocks,
@@ -177,7 +177,7 @@ class UniProcExecutor:
             getattr(backend, method)(*args)
         finally:  # also if the weights before had to be loaded again
             self._shared.serve(backend.served, backend.take_stamps())
-        return self._shared.folder
+        return self._shared.place
 
     def shutdown(self) -> None:
         if self._runner is not None:

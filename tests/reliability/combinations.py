@@ -34,7 +34,7 @@ from continuum.cli.serve_flags import add_serve_arguments
 from engine.errors import ConfigError
 from tests.api.server import Server, ServerEnded, running_server
 from tests.processes.event_subscriber import free_ports
-from tests.reliability.operators import Operated, Rounds, transfer
+from tests.reliability.operators import Operated, Rounds, kept_in, transfer
 from tests.reliability.questions import MAX_MODEL_LEN, MEDIA_FAMILIES, AloneWorld
 
 FAMILIES = (
@@ -98,14 +98,19 @@ def _draw(random: Random, folder: Path) -> Setting:
     drafts = random.choice((None, None, "ngram", "suffix", "grammar"))
     spread = random.choice((None, None, *SPREADS))
     drafting = json.dumps({"method": drafts, "weigh_costs": False})
-    kv = {"kv_connector_extra_config": {"shared_storage_path": str(folder / "kv")}}
+    kept = random.choice(
+        (
+            ("SharedStorageConnector", {"shared_storage_path": str(folder / "kv")}),
+            ("SqliteStore", {"file": str(folder / "kv.sqlite")}),
+        )
+    )
     features = (
         () if quantization is None else ("--quantization", quantization),
         ("--enable-lora", "--max-loras", "2") if has_adapters else (),
         () if drafts is None else ("--speculative-config", drafting),
         () if spread is None else (spread, "2"),
         some(0.4, "--kv-offloading-size", "0.01"),
-        some(0.2, *transfer("SharedStorageConnector", "kv_both", **kv)),
+        some(0.3, *kept_in(*kept)),
         some(0.4, "--kv-handover-path", str(folder / "paused")),
         some(0.5, "--async-scheduling"),
         some(0.3, "--max-num-batched-tokens", "48"),

@@ -37,6 +37,7 @@ from tests.worker.generation import Reference
 from tests.worker.lora.made_adapters import AdaptedReference, save_adapter
 
 FLAGS = ("--num-gpu-blocks-override", "120", "--max-model-len", "480", "--device", "cpu")
+SQLITE = "tests.reliability.sqlite_store"
 LORA = ("--enable-lora", "--max-loras", "2")
 GROUP = ("--data-parallel-size", "2")
 ORDER = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -344,6 +345,12 @@ CHANGES: dict[str, Callable[[Rounds, Operated], None]] = {
 def transfer(connector: str, role: str, **more: Any) -> tuple[str, str]:
     config = {"kv_connector": connector, "kv_role": role, **more}
     return "--kv-transfer-config", json.dumps(config)
+
+
+def kept_in(connector: str, options: dict[str, Any]) -> tuple[str, str]:
+    """Flags of a server that keeps KV in a folder, or in a store."""
+    module = {} if connector == "SharedStorageConnector" else {"kv_connector_module_path": SQLITE}
+    return transfer(connector, "kv_both", kv_connector_extra_config=options, **module)
 
 
 def _started(running: ExitStack, weights: Path, flags: tuple[str, ...]) -> Server:

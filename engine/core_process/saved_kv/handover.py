@@ -148,6 +148,6 @@ def open_handover(
 ) -> Handover | None:
     """What hands over pins; None where no folder takes their KV."""
     folder = executor.info.saved_kv
-    if config.kv_transfer is None or not config.kv_transfer.saves or folder is None:
+    if config.kv_transfer is None or not config.kv_transfer.hands_over or folder is None:
         return None
     return Handover(folder, scheduler, executor, clock, lock, config.cache.block_size)

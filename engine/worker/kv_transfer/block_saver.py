@@ -1,11 +1,11 @@
-"""Writes blocks to the folder that servers share, on a thread parallel to the steps."""
+"""Writes blocks to a folder that servers share, or to a store, on a thread parallel to the steps."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from engine.core.outputs import KVSaves
-from engine.kv_transfer.saved_blocks import SavedBlocks
+from engine.kv_transfer.block_store import BlockStore
 from engine.kv_transfer.wire import chunks
 from engine.worker.kv_tiers.copy_streams import Event, copy_streams_of
 
@@ -30,7 +30,7 @@ SCANS_PER_LIMIT = 16
 class BlockSaver:
     """Copies blocks after a step has computed them, and writes each to the folder once."""
 
-    def __init__(self, device_pool: torch.Tensor, saved: SavedBlocks, max_bytes: int | None) -> None:
+    def __init__(self, device_pool: torch.Tensor, saved: BlockStore, max_bytes: int | None) -> None:
         """``device_pool``: [num_blocks, ...], block-major. ``max_bytes``: limit of all files, or None."""
         self._rows = device_pool.view(len(device_pool), -1).view(torch.uint8)
         self._block_bytes = self._rows.shape[1]
@@ -68,7 +68,7 @@ class BlockSaver:
         """Wait until all pending blocks are written."""
         self._thread.submit(lambda: None).result()
 
-    def use(self, saved: SavedBlocks) -> None:
+    def use(self, saved: BlockStore) -> None:
         """Save blocks in another folder from now on. Call ``flush`` first."""
         self._saved = saved
         with self._lock:
@@ -115,29 +115,23 @@ class BlockSaver:
     # ---- the thread ----
 
     def _write(self, names: Sequence[bytes], content: torch.Tensor, computed: Event) -> None:
-        num_done = 0
         try:
             computed.synchronize()
-            for _ in self._put_each(names, content.cpu()):
-                num_done += 1
-            self._shrink()
+            host = content.cpu()
+            for some in chunks(range(len(names)), self._block_bytes):
+                self._put(names[some[0] : some[-1] + 1], host[some[0] : some[-1] + 1])
+            left = list[bytes]()
         except Exception as error:
-            self._log(str(error) if isinstance(error, OSError) else repr(error))
+            self._log(error)
+            left = list(names)
         with self._lock:
             self._num_pending -= len(names) * self._block_bytes
-            for name in names[num_done:]:
+            for name in left:
                 self._known.pop(name, None)
 
     def _put(self, names: Sequence[bytes], content: torch.Tensor) -> None:
-        for _ in self._put_each(names, content):
-            pass
+        self._num_unmeasured += self._saved.write(names, content.numpy().reshape(-1).data)
         self._shrink()
-
-    def _put_each(self, names: Sequence[bytes], content: torch.Tensor) -> Iterator[None]:
-        """Write blocks, and yield after each; OSError if one cannot be written."""
-        for name, block in zip(names, content.numpy(), strict=True):
-            self._num_unmeasured += self._saved.write(name, block.data)
-            yield
 
     def _shrink(self) -> None:
         """Delete files beyond the limit. Deleted blocks may be saved again."""
@@ -152,11 +146,14 @@ class BlockSaver:
         with self._lock:
             for name in names:
                 self._known.pop(name, None)
-        for name in names:
-            self._saved.delete(name)
+        try:
+            self._saved.delete(names)
+        except Exception as error:
+            self._log(error)
 
-    def _log(self, reason: str) -> None:
+    def _log(self, error: Exception | str) -> None:
         """Log the first failure of each kind; a failure only costs recomputing."""
+        reason = str(error) if isinstance(error, OSError | str) else repr(error)
         if reason not in self._has_logged and len(self._has_logged) < 100:
             self._has_logged.add(reason)
-            logger.warning("KV could not be saved in %s: %s.", self._saved.folder, reason)
+            logger.warning("KV could not be saved in %s: %s.", self._saved.place, reason)

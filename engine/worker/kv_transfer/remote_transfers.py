@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 
 from engine.config.engine_config import EngineConfig
+from engine.config.kv_transfer import KVTransferConfig
 from engine.core.outputs import SchedulerOutput
 from engine.errors import ConfigError
-from engine.kv_transfer.saved_blocks import SavedBlocks, folder_of, make_folder
+from engine.kv_transfer.block_store import BlockStore, open_blocks
+from engine.kv_transfer.saved_blocks import folder_of, make_folder
 from engine.worker.kv_tiers.copy_streams import Event, copy_streams_of
 from engine.worker.kv_tiers.disk_pool import TransferReports
 from engine.worker.kv_tiers.host_pool import HostTransfers
@@ -38,6 +40,7 @@ class RemoteTransfers:
         server: LeaseServer | None = None,
         reader: LoadThreads | None = None,
         saver: BlockSaver | None = None,
+        saved: BlockStore | None = None,
         serves: Callable[[str], None] = lambda identity: None,
     ) -> None:
         """``base``: the host tier's transfers; the others depend on the connector and this engine's role.
@@ -48,6 +51,7 @@ class RemoteTransfers:
         self._server = server
         self._reader = reader
         self._saver = saver
+        self._saved = saved
         self._streams = copy_streams_of(device)
 
     def begin_step(self, plan: SchedulerOutput) -> None:
@@ -110,6 +114,8 @@ class RemoteTransfers:
             self._reader.close()
         if self._saver is not None:
             self._saver.close()
+        if self._saved is not None:
+            self._saved.close()
 
 
 def with_remote(
@@ -125,7 +131,7 @@ def with_remote(
     ConfigError if the port of this rank is taken, or the folder cannot be written to.
     """
     transfer = config.kv_transfer
-    if transfer is None or not (transfer.leases_out or transfer.fetches or transfer.storage_path):
+    if transfer is None or not transfer.is_used:
         return base
     fingerprint = fingerprint_of(identity, device_pool, group)
     server: LeaseServer | None = None
@@ -139,8 +145,8 @@ def with_remote(
         source = MemoryReader(group.rank, fingerprint, memory)
     elif transfer.fetches:
         source = RemoteReader(group.rank, fingerprint)
-    if transfer.storage_path is not None:
-        saved = _open_saved(transfer.storage_path, identity, device_pool, group)
+    saved = _open_saved(transfer, identity, device_pool, group) if transfer.keeps else None
+    if saved is not None:
         source = SavedReader(saved) if transfer.loads_saved else None
         max_bytes = transfer.kv_connector_extra_config.shared_storage_max_bytes
         max_bytes = None if max_bytes is None else max(1, max_bytes // group.size)
@@ -153,34 +159,47 @@ def with_remote(
             server.fingerprint = fingerprint
         if isinstance(source, RemoteReader | MemoryReader):
             source.fingerprint = fingerprint
-        if transfer.storage_path is not None:
-            saved = _open_saved(transfer.storage_path, identity, device_pool, group)
+        if saved is not None:
+            now = saved.at(_place_of(transfer, identity, device_pool, group))
             if isinstance(source, SavedReader):
-                source.saved = saved
+                source.saved = now
             if saver is not None:
-                saver.use(saved)
+                saver.use(now)
 
-    return RemoteTransfers(base, device_pool.device, server=server, reader=reader, saver=saver, serves=serve)
+    return RemoteTransfers(
+        base, device_pool.device, server=server, reader=reader, saver=saver, saved=saved, serves=serve
+    )
 
 
-def saved_folder(
+def saved_place(
     config: EngineConfig, identity: str, device_pool: torch.Tensor, group: TensorParallelGroup
 ) -> Path | None:
-    """The folder of a rank's saved KV; None if this engine uses no folder."""
-    if config.kv_transfer is None or config.kv_transfer.storage_path is None:
+    """Where a rank's KV is kept; None if this engine keeps none."""
+    transfer = config.kv_transfer
+    if transfer is None or not transfer.keeps:
         return None
+    return folder_of(transfer.storage_path or "", layout_of(identity, device_pool), group.rank, group.size)
+
+
+def _place_of(
+    transfer: KVTransferConfig, identity: str, device_pool: torch.Tensor, group: TensorParallelGroup
+) -> Path:
+    """The same, made if it is a folder; ConfigError if it cannot be."""
     layout = layout_of(identity, device_pool)
-    return folder_of(config.kv_transfer.storage_path, layout, group.rank, group.size)
+    shared = transfer.storage_path
+    if shared is None:
+        return folder_of("", layout, group.rank, group.size)
+    try:
+        return make_folder(shared, layout, group.rank, group.size)
+    except OSError as error:
+        raise ConfigError(f"shared_storage_path: {shared} cannot be written to: {error}.") from error
 
 
 def _open_saved(
-    shared: str, identity: str, device_pool: torch.Tensor, group: TensorParallelGroup
-) -> SavedBlocks:
-    try:
-        folder = make_folder(shared, layout_of(identity, device_pool), group.rank, group.size)
-    except OSError as error:
-        raise ConfigError(f"shared_storage_path: {shared} cannot be written to: {error}.") from error
-    return SavedBlocks(folder, device_pool[0].nbytes)
+    transfer: KVTransferConfig, identity: str, device_pool: torch.Tensor, group: TensorParallelGroup
+) -> BlockStore:
+    place = _place_of(transfer, identity, device_pool, group)
+    return open_blocks(transfer, place, "worker", group.rank, device_pool[0].nbytes)
 
 
 def fingerprint_of(identity: str, device_pool: torch.Tensor, group: TensorParallelGroup) -> str:

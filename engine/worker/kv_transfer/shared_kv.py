@@ -13,7 +13,7 @@ import torch
 from engine.config.engine_config import EngineConfig, ModelConfig
 from engine.errors import ModelLoadError
 from engine.worker.kv_tiers.host_pool import HostTransfers
-from engine.worker.kv_transfer.remote_transfers import RemoteTransfers, saved_folder, with_remote
+from engine.worker.kv_transfer.remote_transfers import RemoteTransfers, saved_place, with_remote
 from engine.worker.loading.identity import Stamps, identity_of, stamps_of
 from engine.worker.parallel.group import TensorParallelGroup
 
@@ -26,9 +26,7 @@ class SharedKV:
     def __init__(self, config: EngineConfig, group: TensorParallelGroup) -> None:
         """Make it before the model is loaded: it records the stamps of the model's files."""
         transfer = config.kv_transfer
-        self._is_on = transfer is not None and bool(
-            transfer.leases_out or transfer.fetches or transfer.storage_path
-        )
+        self._is_on = transfer is not None and transfer.is_used
         self._config = config
         self._group = group
         self._stamps: Stamps = stamps_of(config) if self._is_on else {}
@@ -42,9 +40,9 @@ class SharedKV:
         self._identity = self._identity_of(self._config.model, self._stamps)
 
     @property
-    def folder(self) -> Path | None:
-        """The folder of the loaded model's saved KV; None without one."""
-        return saved_folder(self._config, self._identity, self._pool, self._group) if self._is_on else None
+    def place(self) -> Path | None:
+        """Where the loaded model's KV is kept; None if it is not."""
+        return saved_place(self._config, self._identity, self._pool, self._group) if self._is_on else None
 
     def beside(self, base: HostTransfers | None) -> HostTransfers | None:
         """The transfers of the host tier, with those between servers. ConfigError like ``with_remote``."""
@@ -54,8 +52,9 @@ class SharedKV:
 
     def calls(self) -> dict[str, Callable[..., Any]]:
         """What the core may call, by name; complete once ``beside`` was called."""
-        saves = self._config.kv_transfer is not None and self._config.kv_transfer.saves
-        return {"save_kv": self._transfers.save_now} if saves and self._transfers is not None else {}
+        transfer = self._config.kv_transfer
+        hands_over = transfer is not None and transfer.hands_over
+        return {"save_kv": self._transfers.save_now} if hands_over and self._transfers is not None else {}
 
     def rest(self) -> None:
         """Make KV unreadable from elsewhere, because the pool is about to change."""

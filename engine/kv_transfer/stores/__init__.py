@@ -1,0 +1,1 @@
+"""Clients of other projects' stores, each a ``KVStore``. Their libraries are imported only if chosen."""
