@@ -68,6 +68,7 @@ NOT_OURS = {
         "--profile",
     ),
     *("--random-input-len", "--random-output-len"),  # of vllm bench serve
+    *("--policy", "--kv-event-model", "--kv-event-source", "--worker-urls"),  # of vLLM's router
 }
 """Flags on the pages that belong to other programs."""
 IN_THE_WHEEL = ("engine", "continuum", "estimator", "tracing", "eval")

@@ -78,7 +78,7 @@ def test_another_engine_reads_it(name: str, model_folders: ModelFolders, tmp_pat
 def test_states_are_refused(model_folders: ModelFolders, tmp_path: Path) -> None:
     folder = model_folders(WITH_STATES[0])
     with (
-        pytest.raises(EngineError, match="does not save all states"),
+        pytest.raises(EngineError, match="not all states of linear attention"),
         engine(folder, tmp_path, num_state_slots=24),
     ):
         pass
