@@ -33,7 +33,16 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 COLUMNS = 100
 COMMANDS = (
-    *(("serve",), ("bench",), ("simulate",), ("reproduce",), ("profile",), ("workload",), ("compare",)),
+    *(
+        ("serve",),
+        ("bench",),
+        ("simulate",),
+        ("reproduce",),
+        ("profile",),
+        ("workload",),
+        ("compare",),
+        ("route",),
+    ),
     *(
         ("chat",),
         ("fit",),

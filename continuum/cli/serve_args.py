@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import re
 from pathlib import Path
 from typing import TypeVar
@@ -12,9 +11,9 @@ from typing import TypeVar
 from continuum.cli.flag_group import defaults_of, flag_of
 from continuum.cli.lora_flags import lora_config
 from continuum.cli.media_flags import media_limits_of
-from continuum.cli.serve_flags import API_KEY_VARIABLE
 from continuum.config import ContinuumConfig
-from engine.api.config import AccessConfig, LimitsConfig, ServerConfig, TlsConfig
+from engine.api.config import AccessConfig, LimitsConfig, ServerConfig
+from engine.api.http.access_flags import api_keys, tls_config
 from engine.api.openai_responses.config import ResponsesConfig
 from engine.config.engine_config import (
     CacheConfig,
@@ -65,13 +64,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     """The configuration of the HTTP server."""
     template = None if args.chat_template is None else _template_text(args.chat_template)
     names = tuple(args.served_model_name or (args.model,))
-    tls = TlsConfig(
-        certfile=args.ssl_certfile,
-        keyfile=args.ssl_keyfile,
-        ca_certs=args.ssl_ca_certs,
-        cert_reqs=args.ssl_cert_reqs,
-    )
-    tls.check()
+    tls = tls_config(args)
     return _record(
         ServerConfig,
         args,
@@ -79,18 +72,10 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         served_model_names=names,
         responses=_record(ResponsesConfig, args),
         limits=_record(LimitsConfig, args),
-        access=_record(AccessConfig, args, api_keys=_api_keys(args)),
+        access=_record(AccessConfig, args, api_keys=api_keys(args)),
         tls=tls,
         media=_record(MediaConfig, args),
     )
-
-
-def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
-    given = os.environ.get(API_KEY_VARIABLE)
-    from_environment = [] if given is None else [key.strip() for key in given.split(",") if key.strip()]
-    if given is not None and not from_environment:
-        raise ConfigError(f"{API_KEY_VARIABLE} is set but holds no key; without keys it must not be set.")
-    return (*(args.api_key or ()), *from_environment)
 
 
 def continuum_config(args: argparse.Namespace) -> ContinuumConfig:

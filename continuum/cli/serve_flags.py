@@ -11,6 +11,7 @@ from continuum.cli.parallel_flags import add_parallelism_flags
 from continuum.cli.pooling_flags import add_pooling_flags
 from continuum.config import TTL_RULES, ContinuumConfig
 from engine.api.config import DEFAULT_THINKING, AccessConfig, LimitsConfig, ServerConfig
+from engine.api.http.access_flags import API_KEY_VARIABLE, add_tls_flags
 from engine.api.openai_responses.config import ResponsesConfig
 from engine.config.engine_config import (
     ATTENTION_BACKENDS,
@@ -28,7 +29,6 @@ from engine.tool_parsers.catalog import REASONING_PARSERS, TOOL_CALL_PARSERS
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "native", "transformers")
-API_KEY_VARIABLE = "CONTINUUM_API_KEY"
 """Environment variable with API keys, separated by commas; unlike a flag, no process list shows it."""
 
 SHORT_HELP = frozenset(
@@ -83,7 +83,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     _add_responses_flags(FlagGroup(parser, "Responses API", ResponsesConfig))
     _add_limits_flags(FlagGroup(parser, "limits and timeouts", LimitsConfig))
     _add_key_flags(FlagGroup(parser, "security", AccessConfig))
-    _add_tls_flags(parser.add_argument_group("TLS"))
+    add_tls_flags(parser.add_argument_group("TLS"))
     _add_observability_flags(parser.add_argument_group("tracing and observability"))
 
 
@@ -493,25 +493,6 @@ def _add_key_flags(group: FlagGroup) -> None:
     group.add_names("allowed_methods", "CORS: allowed methods (default: all)", "METHODS")
     group.add_names("allowed_headers", "CORS: allowed request headers (default: all)", "HEADERS")
     group.add_switch("allow_credentials", "CORS: allow cookies")
-
-
-def _add_tls_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--ssl-certfile", metavar="PATH", help="Certificate to serve HTTPS with (default: plain HTTP)"
-    )
-    group.add_argument(
-        "--ssl-keyfile", metavar="PATH", help="Private key of the certificate (default: in --ssl-certfile)"
-    )
-    group.add_argument(
-        "--ssl-ca-certs", metavar="PATH", help="CA certificates that client certificates must be signed by"
-    )
-    group.add_argument(
-        "--ssl-cert-reqs",
-        type=int,
-        default=0,
-        metavar="{0,1,2}",
-        help="Client certificates: 0 not requested, 1 optional, 2 required",
-    )
 
 
 def _add_observability_flags(group: argparse._ArgumentGroup) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -29,6 +30,8 @@ from eval.route.told import turn_of
 INLINE_BYTES = 2**20
 """Larger bodies are parsed on a thread."""
 JOBS_WITHIN_S = 5.0
+KNOWN_WITHIN_S = 2.0
+"""How long a turn waits for servers that are asked whether they know its job."""
 FOUND_WITHIN_S = 60.0
 """How long a server may be silent when it is queried for jobs or stored objects."""
 _GONE = (
@@ -50,6 +53,9 @@ _OF_A_CONNECTION = frozenset(
     )
 )
 """Headers that are not passed on."""
+_ASSISTANT = b'assistant"'
+"""In the body of a turn that is not a job's first."""
+_OF_A_KEY = (b"authorization", b"x-api-key")
 _STORED = re.compile(r"/v1/(?:responses|conversations|jobs)/([^/]+)")
 _ANSWERS_ID = re.compile(rb'"id"\s*:\s*"((?:resp|conv)_[\w-]+)"')
 _FIRST_BYTES = 4096
@@ -70,11 +76,21 @@ _jobs = msgspec.json.Decoder(_Jobs)
 class RouteApp:
     """The application; one per process."""
 
-    def __init__(self, urls: Sequence[str], make_router: RouterFactory) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        make_router: RouterFactory,
+        *,
+        server_key: str | None = None,
+        verify: ssl.SSLContext | bool = True,
+    ) -> None:
+        """``server_key``: sent to the servers in place of the clients' keys. ``verify``: how the servers'
+        certificates are checked."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._http = httpx.AsyncClient(
-            timeout=httpx.Timeout(None, connect=5.0), limits=limits, trust_env=False
+            timeout=httpx.Timeout(None, connect=5.0), limits=limits, trust_env=False, verify=verify
         )
+        self._server_key = None if server_key is None else b"Bearer " + server_key.encode()
         self._http.headers.clear()  # send only the client's headers to servers
         self.fleet = Fleet(urls, self._http)
         self._router: Router = make_router(RouterContext(len(urls), BLOCK_SIZE, shared_words()))
@@ -153,6 +169,7 @@ class RouteApp:
         is_long = len(body) > INLINE_BYTES
         headers = request.headers
         turn = await asyncio.to_thread(turn_of, headers, body) if is_long else turn_of(headers, body)
+        await self._find_home(request, turn, body)
         failed = list[int]()
         while (index := self._next(turn, failed)) is not None:
             load = self.fleet.backends[index].load
@@ -182,11 +199,39 @@ class RouteApp:
         loads = self.fleet.loads(failed)
         if all(load is None for load in loads):
             return next((index for index in range(len(loads)) if index not in failed), None)
-        if turn.job_id is not None and turn.job_id.startswith(("resp_", "conv_")):
+        if turn.job_id is not None and _kind_of(turn.job_id) != "jobs":
             home = self._stored[key_of(turn.job_id)]
             if home is not None and loads[home] is not None:
                 return home
         return self._router.place(turn, loads, self._clock.now())
+
+    async def _find_home(self, request: Request, turn: RoutedTurn, body: bytes) -> None:
+        """Learns which server has a job that goes on and is new to this route: another route has placed its
+        turns, or this one was started again."""
+        if turn.job_id is None:
+            return
+        kind = _kind_of(turn.job_id)
+        is_known = self._stored[key_of(turn.job_id)] if kind != "jobs" else self._router.home(turn)
+        if is_known is not None or (kind == "jobs" and _ASSISTANT not in body):
+            return
+        up = self._up()
+        path = f"/v1/{kind}/{quote(turn.job_id, safe='')}"
+        found = await asyncio.gather(*(self._has(index, path, request.headers.raw) for index in up))
+        homes = [index for index, has_it in zip(up, found, strict=True) if has_it]
+        if homes and kind != "jobs":
+            self._stored[key_of(turn.job_id)] = homes[0]
+        elif homes:
+            loads = self.fleet.loads([index for index in up if index != homes[0]])
+            self._router.place(turn, loads, self._clock.now())
+
+    async def _has(self, index: int, path: str, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether a server has this job or object of this client; False if it does not answer soon."""
+        url = self.fleet.backends[index].url + path
+        keys = self._with_key([(name, value) for name, value in headers if name.lower() in _OF_A_KEY])
+        with suppress(httpx.HTTPError, httpx.InvalidURL):
+            answer = await self._http.get(url, headers=keys, timeout=KNOWN_WITHIN_S)
+            return answer.status_code == 200
+        return False
 
     async def _ask_around(self, request: Request, body: bytes, name: str | None) -> Response:
         """Answers from one server: the one that stores the named object, else the first that knows it."""
@@ -213,12 +258,19 @@ class RouteApp:
         query = request.scope.get("query_string", b"")
         path = request.scope.get("raw_path") or quote(request.url.path).encode()
         target = base.raw_path.rstrip(b"/") + path + (b"?" + query if query else b"")
-        headers = _passed(request.headers.raw)
+        headers = self._with_key(_passed(request.headers.raw))
         timeout = httpx.Timeout(within_s, connect=5.0)
         sent = self._http.build_request(
             request.method, base.copy_with(raw_path=target), headers=headers, content=body, timeout=timeout
         )
         return await self._http.send(sent, stream=True)
+
+    def _with_key(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """The headers with the key for the servers, if the clients' keys are not for them."""
+        if self._server_key is None:
+            return headers
+        kept = [(name, value) for name, value in headers if name.lower() not in _OF_A_KEY]
+        return [*kept, (b"authorization", self._server_key)]
 
     def _passed_on(self, answer: httpx.Response, index: int, *, counted: bool = False) -> Response:
         load = self.fleet.backends[index].load if counted else None
@@ -282,6 +334,13 @@ class PassedOn(StreamingResponse):
             if not is_event_stream:
                 raise
             yield _LOST_EVENT
+
+
+def _kind_of(job_id: str) -> str:
+    """The path under which servers know what a job is named by."""
+    if job_id.startswith("resp_"):
+        return "responses"
+    return "conversations" if job_id.startswith("conv_") else "jobs"
 
 
 def _passed(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+import trustme
 from starlette.types import Message
 
 from engine.routing import EngineLoad
@@ -45,14 +47,14 @@ def servers(model: Path) -> Iterator[tuple[Server, Server]]:
 
 
 @contextmanager
-def running_route(*urls: str) -> Iterator[str]:
+def running_route(*arguments: str, scheme: str = "http") -> Iterator[str]:
     """Runs a route to these servers; yields its address."""
-    with httpx.Client() as probe:
+    with httpx.Client(verify=False) as probe:
         port = free_port()
-        command = [sys.executable, "-m", "continuum.cli", "route", *urls, "--port", str(port)]
+        command = [sys.executable, "-m", "continuum.cli", "route", *arguments, "--port", str(port)]
         process = subprocess.Popen(command, stderr=subprocess.PIPE)
         try:
-            url = f"http://127.0.0.1:{port}"
+            url = f"{scheme}://127.0.0.1:{port}"
             until(lambda: answers(probe, url))
             yield url
             process.send_signal(signal.SIGINT)
@@ -233,6 +235,59 @@ async def test_the_last_byte_of_a_known_length_ends_the_answer(
     assert len(bodies) == max(1, len(chunks)) + (length is None)
 
 
+@pytest.mark.slow
+def test_several_routes_agree_where_a_job_is(servers: tuple[Server, Server]) -> None:
+    """Turns of a job, and of stored responses, go through two routes that know nothing of each other."""
+    urls = [server.url for server in servers]
+    with running_route(*urls) as one, running_route(*urls) as two:
+        clients = [openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) for url in (one, two)]
+        for job in range(6):
+            messages: list[Any] = [{"role": "user", "content": f"{job} {SENTENCE * 12}"}]
+            for turn in range(4):
+                answer = clients[(job + turn) % 2].chat.completions.create(
+                    model="tiny", messages=messages, max_tokens=4, extra_body={"job_id": f"shared-{job}"}
+                )
+                usage = answer.usage
+                assert usage is not None
+                assert usage.prompt_tokens_details is not None
+                assert (usage.prompt_tokens_details.cached_tokens or 0) >= 100 * bool(turn)
+                text = answer.choices[0].message.content
+                messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And?"}]
+            assert sum(has_job(server, f"shared-{job}") for server in servers) == 1
+        for number in range(4):
+            first = clients[number % 2].responses.create(model="tiny", input=SENTENCE, max_output_tokens=4)
+            following = clients[(number + 1) % 2].responses.create(
+                model="tiny", input="more", previous_response_id=first.id, max_output_tokens=4
+            )
+            assert following.previous_response_id == first.id
+
+
+@pytest.mark.slow
+def test_a_route_has_keys_and_certificates_of_its_own(model: Path, tmp_path: Path) -> None:
+    """Clients reach it over TLS with its key; servers, over TLS too, get theirs."""
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+    ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "cert.pem")
+    tls = ("--ssl-certfile", str(tmp_path / "cert.pem"))
+    trusted = ("--server-ca-certs", str(tmp_path / "ca.pem"))
+    environment = {"CONTINUUM_API_KEY": "of-the-servers"}
+    body = {"prompt": "x", "max_tokens": 2, "job_id": "a-job"}
+    with running_server(model, *tls, environment=environment) as server:
+        keys = ("--api-key", "of-the-route", "--server-api-key", "of-the-servers")
+        with running_route(server.url, *trusted, *tls, *keys, scheme="https") as url:
+            context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+            with httpx.Client(base_url=url, verify=context) as http:
+                for key, status in ((None, 401), ("of-the-servers", 401), ("of-the-route", 200)):
+                    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+                    assert http.post("/v1/completions", json=body, headers=headers).status_code == status
+                assert http.get("/v1/jobs", headers={"x-api-key": "of-the-route"}).status_code == 200
+                assert http.get("/health").status_code == 200
+        with running_route(server.url, *trusted) as url:  # clients' keys are passed on
+            for key, status in (("of-the-route", 401), ("of-the-servers", 200)):
+                headers = {"Authorization": f"Bearer {key}"}
+                assert httpx.post(f"{url}/v1/completions", json=body, headers=headers).status_code == status
+
+
 def endless(http: httpx.Client, job: str) -> AbstractContextManager[httpx.Response]:
     body = {"prompt": job, "max_tokens": 4000, "ignore_eos": True, "stream": True, "job_id": job}
     return http.stream("POST", "/v1/completions", json=body)
@@ -250,6 +305,11 @@ def has_job(server: Server, job: str) -> bool:
         (["http://host", "--port", "0"], "--port must be from 1 to 65535"),
         ([], "the following arguments are required: URL"),
         (["http://host", "--router", "x"], "invalid choice: 'x'"),
+        (["http://host", "--api-key", "me:secret"], "a route's keys have no names"),
+        (["http://host", "--api-key", "secret"], "--api-key needs --server-api-key"),
+        (["http://host", "--host", "0.0.0.0", "--server-api-key", "x"], "needs --api-key"),
+        (["http://host", "--server-ca-certs", "/none"], "/none cannot be used"),
+        (["http://host", "--ssl-certfile", "/none"], "cannot be used"),
     ],
 )
 def test_bad_arguments_are_told(arguments: list[str], said: str) -> None:
