@@ -212,6 +212,8 @@ class RequestArrived(
     """Whether it may be a turn of a job; if so, and without ``job_id``, its job is inferred."""
     job_id: str | None = None
     """Id of the job, as its client sent it."""
+    parent_id: str | None = None
+    """Id of the job that waits for it, as its client sent it."""
     is_last_step: bool = False
     """Whether its client declared it the job's last turn."""
     tenant: str | None = None

@@ -160,6 +160,8 @@ BOUNDS = {
     "tip_index.MAX_WITH_SAME_PROMPT": "time of one look-up",
     "registry.MAX_QUESTIONS": "memory",
     "job_metrics.MAX_KEPT": "memory; metrics only",
+    "job.MAX_CHILDREN": "memory of one job",
+    "job.MAX_DEPTH": "time of a turn that names a parent",
     "job.MAX_TIPS": "memory of one job",
     "cut_turns.KEPT_S": "simulated clients cut nothing off; real ones ask again within seconds",
     "cut_turns.MAX_QUESTIONS": "memory",

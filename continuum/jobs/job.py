@@ -6,6 +6,7 @@ have their own. A tip is the end of a turn; the turn that continues it is recogn
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +23,10 @@ from engine.records.block_chain import BlockChain
 from engine.records.messages import ToolState, TurnReceipt
 from estimator.tool_key import ToolKey
 
+MAX_CHILDREN = 64
+"""Children remembered per job."""
+MAX_DEPTH = 16
+"""Jobs that wait for each other in a row; a deeper one has no parent."""
 MAX_TIPS = 32
 """Branch tips remembered per job; the oldest without a pin is dropped first."""
 
@@ -195,6 +200,14 @@ class Job:
     kind: BlockHash | None = None
     owner: str | None = None
     """Name of the API key that its turns came with."""
+    parent: Job | None = None
+    """The job that waits for this one, as long as it is remembered."""
+    parent_id: str | None = None
+    """Its id, as the client named it."""
+    awaited_since_s: float = math.inf
+    """When the work began that waits for this job."""
+    children: list[Job] = field(default_factory=list)
+    """Remembered jobs that this one waits for, or has waited for; the newest last, at most MAX_CHILDREN."""
     is_inferred: bool = False
     """Whether the client sent no id: the job was recognized by what its prompts continue."""
     earlier_id: str | None = None
@@ -219,6 +232,28 @@ class Job:
     @property
     def place(self) -> Place:
         return (self.priority, self.rank)
+
+    @property
+    def begun_s(self) -> float:
+        """When the work began that the job is part of."""
+        return min(self.first_arrival_s, self.awaited_since_s)
+
+    @property
+    def goes_on_for_parent(self) -> bool:
+        """Whether a remembered job waits for this one, and for no other that runs."""
+        if self.parent is None:
+            return False
+        return not any(child.is_running for child in self.parent.children if child is not self)
+
+    def waiting_for(self) -> Iterator[Request]:
+        """The waiting requests of the jobs that this one waits for."""
+        for child in self.children:
+            yield from (turn.request for turn in child.turns.values() if turn.num_cached_tokens is None)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a turn of it has been admitted and has not ended."""
+        return any(turn.num_cached_tokens is not None for turn in self.turns.values())
 
     @property
     def num_pins(self) -> int:

@@ -13,7 +13,7 @@ from heapq import nlargest
 from itertools import islice
 
 from continuum.jobs.branches import BranchEnd, BranchListener
-from continuum.jobs.job import BranchTip, Job, JobTable, Turn
+from continuum.jobs.job import MAX_CHILDREN, MAX_DEPTH, BranchTip, Job, JobTable, Turn
 from continuum.jobs.shared_prefixes import SharedPrefixes, landmarks_of
 from continuum.jobs.tip_index import TipIndex
 from engine.core.kv_cache.block_hash import BlockHash
@@ -72,6 +72,7 @@ class JobRegistry(BranchListener):
         job = self.get(job_id) if job_id is not None else None
         if job is not None:
             self._table_of(job).touch(job, request.arrival_time)
+            self._adopt(job, request)
             return job, None
         tip = self._index.find(request, tenant)
         if tip is None:
@@ -92,7 +93,23 @@ class JobRegistry(BranchListener):
             job.is_inferred = job_id is None
             job.is_established = False
         job.owner = request.job.owner if request.job is not None else None
+        self._adopt(job, request)
         return job
+
+    def _adopt(self, job: Job, request: Request) -> None:
+        """Notes at a new job, and at the one that waits for it, that they belong together."""
+        assert request.job is not None
+        if job.parent_id is not None or request.job.parent_id is None:
+            return
+        job.parent_id = request.job.parent_id
+        parent = self.get(job.parent_id)
+        if parent is None or parent.tenant != job.tenant or not _may_wait(parent, job):
+            return
+        job.parent = parent
+        job.awaited_since_s = parent.begun_s
+        parent.children.append(job)
+        if len(parent.children) > MAX_CHILDREN:
+            parent.children.pop(0).parent = None
 
     def take_up(self, job: Job, num_turns: int, now: float) -> None:
         """Remembers a job that another core has run for so many turns."""
@@ -174,6 +191,12 @@ class JobRegistry(BranchListener):
 
     def on_job_gone(self, job: Job, now: float) -> None:
         self.remove(job)
+        for child in job.children:
+            child.parent = None
+        if job.parent is not None:
+            job.parent.children.remove(job)
+            job.parent = None
+        job.children.clear()
 
     # ---- shared prefixes ----
 
@@ -199,6 +222,16 @@ class JobRegistry(BranchListener):
         own = [*(each.landmarks for each in others), *(each.landmarks for each in turns)]
         elsewhere = self._prefixes.num_shared_blocks(tip.landmarks, own)
         return min(len(block_hashes), max([*num_shared, elsewhere]))
+
+
+def _may_wait(parent: Job, job: Job) -> bool:
+    """Whether a job may wait for another: neither waits for itself, and no row of waiting jobs is long."""
+    above: Job | None = parent
+    for _ in range(MAX_DEPTH):
+        if above is None or above is job:
+            return above is None
+        above = above.parent
+    return False
 
 
 def _inferred_id(request: Request) -> str:

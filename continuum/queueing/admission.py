@@ -172,8 +172,10 @@ class WorkingSet(BranchListener):
 
     def _is_gated(self, turn: Turn) -> bool:
         """Whether the turn is the first of its job, has not run yet, and the job is expected to need more
-        than ``small_job_share``."""
+        than ``small_job_share``. A job that goes on for a waiting one is no new job."""
         if turn.number > 1 or turn.tip is not None or turn.request.status is RequestStatus.PREEMPTED:
+            return False
+        if turn.job.goes_on_for_parent:
             return False
         num_blocks = self._blocks(turn.request.num_tokens)
         return num_blocks > self._little or max(self._growth.blocks(turn.job, 1, num_blocks)) > self._little

@@ -90,6 +90,9 @@ class JobQueue:
         self._working_set.came(request, turn)
 
     def gone(self, request: Request) -> None:
+        turn = self._turns.get(request)
+        if turn is not None and turn.job.parent is not None:  # a sibling may go on for the parent now
+            self._changed.extend(filter(self._working_set.is_parked, turn.job.parent.waiting_for()))
         self._aging.gone(request)
         self._patience.gone(request)
         self._working_set.went(request)

@@ -1,7 +1,8 @@
 """The order of the waiting queue: by priority, then preempted turns, then warm ones, then by the job's rank.
 
 A job's rank is a time: the arrival of its turn, minus a share of the job's age, plus a weight times the work
-by which jobs of its kind exceed usual jobs (negative if they are less work). Turns of jobs that began earlier
+by which jobs of its kind exceed usual jobs (negative if they are less work). A job that another one waits
+for is as old as that. Turns of jobs that began earlier
 could keep passing a request. So requests that have waited for too long go before all others, whatever the
 priority, in the order of their arrival.
 
@@ -42,7 +43,7 @@ def age_weight(lengths: Memoryfulness, recomputed_share: float, tuning: Tuning) 
 
 def job_rank(turn: Turn, age_weight: float, work_s: float) -> float:
     """Returns the new rank of the turn's job. ``work_s`` is the weighted forecast of its work in seconds."""
-    first_s = turn.job.first_arrival_s
+    first_s = turn.job.begun_s
     return first_s + (1.0 - age_weight) * (turn.waits_since_s - first_s) + work_s
 
 

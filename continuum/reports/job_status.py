@@ -18,6 +18,8 @@ def job_status(job: Job, tips: list[BranchStatus], kind: bytes | None, now: floa
     return JobStatus(
         id=job.job_id,
         tenant=job.tenant,
+        parent=job.parent_id,
+        children=[child.job_id for child in job.children],
         inferred=job.is_inferred,
         kind=kind.hex()[:16] if kind is not None else None,
         turns=job.num_turns,

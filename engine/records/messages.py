@@ -88,6 +88,8 @@ class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """Seconds from the turn's arrival after which its answer is of no use."""
     moved: MovedTurn | None = None
     """The turn that it continues, if another core ran that; its core finds this out, no client."""
+    parent_id: str | None = None
+    """The job that waits for this one, as the client named it."""
 
 
 class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True):
@@ -337,6 +339,10 @@ class JobStatus(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["job"] = "job"
     tenant: str | None
+    parent: str | None
+    """The job that waits for this one, as its client named it."""
+    children: list[str]
+    """The remembered jobs that named this one their parent, the newest last; at most 64."""
     inferred: bool
     """Whether the job was inferred from its prompts, since no client named it."""
     kind: str | None

@@ -37,7 +37,8 @@ _SAMPLING = {
     "bad_words": ["bad"],
     "priority": 0,
     "job_id": "job",
-    "vllm_xargs": {"job_id": "job"},
+    "parent_job_id": "parent",
+    "vllm_xargs": {"job_id": "job", "parent_job_id": "parent"},
 }
 _TURN = [
     {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},

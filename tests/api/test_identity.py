@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
+from engine.api.http.auth import OWNER_HEADER
 from engine.api.service.identity import MAX_ID_CHARS, ClientIdentity, identify
 from engine.errors import RequestError
 from engine.records.messages import JobRef
@@ -28,9 +30,9 @@ ORDER: list[tuple[str, Said]] = [
     ("vllm_xargs.session_id", ({}, ClientIdentity(xargs={"session_id": "5"}))),
     ("X-Claude-Code-Session-Id", ({"X-Claude-Code-Session-Id": "6"}, ClientIdentity())),
     ("metadata.user_id", ({}, ClientIdentity(metadata_user_id="user_x_session_7"))),
-    ("session-id", ({"session-id": "8"}, ClientIdentity())),
-    ("session_id header", ({"session_id": "9"}, ClientIdentity())),
-    ("thread-id", ({"thread-id": "10"}, ClientIdentity())),
+    ("thread-id", ({"thread-id": "8"}, ClientIdentity())),
+    ("session-id", ({"session-id": "9"}, ClientIdentity())),
+    ("session_id header", ({"session_id": "10"}, ClientIdentity())),
     ("x-opencode-session", ({"x-opencode-session": "11"}, ClientIdentity())),
     ("X-Session-Affinity", ({"X-Session-Affinity": "12"}, ClientIdentity())),
     ("X-Correlation-ID", ({"X-Correlation-ID": "13"}, ClientIdentity())),
@@ -65,6 +67,50 @@ def test_each_way_to_name_a_job_counts_before_those_after_it(place: int) -> None
     assert job(*said).job_id == str(place + 1)
     for _, later in ORDER[place + 1 :]:
         assert both(said, later).job_id == str(place + 1)
+
+
+CLAUDE = {"x-claude-code-session-id": "s"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "said", "job_id", "parent_id"),
+    [
+        (CLAUDE, {}, "s", None),
+        ({**CLAUDE, "x-claude-code-agent-id": "a"}, {}, "s/a", "s"),
+        (
+            {**CLAUDE, "x-claude-code-agent-id": "b", "x-claude-code-parent-agent-id": "a"},
+            {},
+            "s/b",
+            "s/a",
+        ),
+        ({"x-claude-code-agent-id": "a"}, {"metadata_user_id": "user_x_session_s"}, "s/a", None),
+        ({"session-id": "run", "thread-id": "run"}, {}, "run", None),
+        (
+            {"session-id": "run", "thread-id": "child", "x-codex-parent-thread-id": "run"},
+            {},
+            "child",
+            "run",
+        ),
+        ({"x-session-id": "ses_b", "x-parent-session-id": "ses_a"}, {}, "ses_b", "ses_a"),
+        ({"x-dynamo-session-id": "b", "x-dynamo-parent-session-id": "a"}, {}, "b", "a"),
+        ({"x-parent-session-id": "other"}, {"job_id": "b", "parent_job_id": "a"}, "b", "a"),
+        ({}, {"xargs": {"job_id": "b", "parent_job_id": "a"}}, "b", "a"),
+        ({}, {"job_id": "a", "parent_job_id": "a"}, "a", None),
+        ({"x-parent-session-id": "a"}, {}, None, None),
+    ],
+)
+def test_a_sub_agent_is_a_job_with_a_parent(
+    headers: dict[str, str], said: dict[str, Any], job_id: str | None, parent_id: str | None
+) -> None:
+    found = job(headers, ClientIdentity(**said))
+    assert (found.job_id, found.parent_id) == (job_id, parent_id)
+
+
+def test_a_parent_is_of_the_same_owner() -> None:
+    """Whatever a client calls it, the name begins with its own."""
+    found = job({OWNER_HEADER: "bob"}, ClientIdentity(job_id="b", parent_job_id="alice:a"))
+    assert found.parent_id is not None
+    assert found.parent_id.startswith("bob:")
 
 
 def test_whoever_says_nothing_gets_a_job_that_is_inferred() -> None:

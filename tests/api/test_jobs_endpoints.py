@@ -142,6 +142,33 @@ def test_two_sub_agents_under_one_header_keep_their_own_kv(http: httpx.Client) -
         assert receipt(two)["diverged_at_token"] is None
 
 
+@pytest.mark.parametrize(
+    ("parent", "of_parent", "child", "of_child"),
+    [
+        ("run", {"parent": {}}, "sub", {}),
+        ("cc", {"X-Claude-Code-Session-Id": "cc"}, "cc/7", {"X-Claude-Code-Agent-Id": "7"}),
+        ("t-1", {"session-id": "t-1"}, "t-2", {"thread-id": "t-2", "x-codex-parent-thread-id": "t-1"}),
+        ("o-1", {"X-Session-Id": "o-1"}, "o-2", {"X-Session-Id": "o-2", "x-parent-session-id": "o-1"}),
+    ],
+)
+def test_a_sub_agent_is_a_job_with_a_parent(
+    http: httpx.Client, parent: str, of_parent: Body, child: str, of_child: Body
+) -> None:
+    """Both go on by themselves with all they had computed, and each names the other."""
+    said: list[Body] = [{"headers": of_parent}, {"headers": {**of_parent, **of_child}}]
+    if not of_child:
+        said = [{"job_id": parent}, {"job_id": child, "parent_job_id": parent}]
+    agents = [call(http, f"agent {number} of {parent}", **said[number]) for number in (0, 1)]
+    assert job(http, child)["parent"] == parent
+    assert job(http, parent)["children"] == [child]
+    assert job(http, parent)["parent"] is None
+    for (messages, _), how, name in zip(agents, said, (parent, child), strict=True):
+        two = receipt(ask(http, messages, **how))
+        assert (two["job_id"], two["turn"], two["recomputed_tokens"]) == (name, 2, 0)
+    assert http.post(f"/v1/jobs/{parent}/finish").status_code == 200
+    assert job(http, child)["parent"] == parent
+
+
 def test_a_prompt_that_parts_from_its_job_is_told_where(http: httpx.Client) -> None:
     """If the first message was rewritten, receipt and metrics report what that cost."""
     before = counter(http, "continuum:prompt_divergences_total")

@@ -10,7 +10,7 @@ from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy
 from engine.core.policy import PolicyContext
 from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
-from engine.records.messages import ToolCall, ToolGapStarted
+from engine.records.messages import JobRef, ToolCall, ToolGapStarted
 from tests.core.engine_room import EngineRoom
 from tracing.events import JobEvent, TraceEvent
 from tracing.tracer import Tracer
@@ -128,6 +128,35 @@ def test_a_new_job_waits_for_room_beside_those_that_will_be_back() -> None:
         room.step()
     assert "one-2" in room.finished
     assert room.is_started("new")
+
+
+def test_a_job_that_another_waits_for_goes_on_for_it() -> None:
+    """It begins, where a new job and the same parent's second child wait, and ranks as old as its parent."""
+    room = crowded()
+    for name in ("child", "second"):
+        room.add(name, [70] * (14 * BLOCK), job=JobRef(name, parent_id="two"), max_tokens=8)
+    for _ in range(2):
+        room.step()
+    assert [room.is_started(name) for name in ("new", "child", "second")] == [False, True, False]
+    two = room.scheduler.policy.job("two", room.clock.now())
+    assert two is not None
+    assert two.children == ["child", "second"]
+    while "child" not in room.finished:
+        room.step()
+    room.step()
+    assert [room.is_started(name) for name in ("new", "second")] == [False, True]
+
+
+def test_nobody_waits_for_itself() -> None:
+    """Neither a circle of parents nor a long row of them does harm."""
+    room = Room()
+    names = [f"job-{number}" for number in range(40)]
+    for name, parent in zip(names, [names[-1], *names], strict=False):
+        room.add(name, [1] * BLOCK, job=JobRef(name, parent_id=parent), max_tokens=1)
+    room.add("again", [1] * BLOCK, job=JobRef(names[0], parent_id=names[-1]), max_tokens=1)
+    for _ in range(60):
+        room.step()
+    assert {*names, "again"} <= room.finished.keys()
 
 
 @pytest.mark.parametrize("num_states", [0, 17])

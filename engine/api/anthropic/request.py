@@ -189,6 +189,7 @@ class MessagesRequest(PromptRequest):
     deadline_s: Any = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     job_id: Any = None
+    parent_job_id: Any = None
     session_id: Any = None
     is_last_step: bool | None = None
     vllm_xargs: dict[str, Any] | None = None
@@ -211,6 +212,7 @@ class MessagesRequest(PromptRequest):
         """The body's fields that identify the job, and its priority and cache salt."""
         return ClientIdentity(
             job_id=self.job_id,
+            parent_job_id=self.parent_job_id,
             is_last_step=self.is_last_step,
             xargs=self.vllm_xargs,
             session_id=self.session_id,

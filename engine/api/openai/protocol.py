@@ -137,6 +137,7 @@ class GenerationRequest(BaseModel):
     routed_experts_prompt_start: Int64 | None = None
 
     job_id: Any = None
+    parent_job_id: Any = None
     session_id: Any = None
     prompt_cache_key: Any = None
     prompt_cache_options: PromptCacheOptions | None = None
@@ -172,6 +173,7 @@ class GenerationRequest(BaseModel):
         """The body's fields that identify the job, and its priority and cache salt."""
         return ClientIdentity(
             job_id=self.job_id,
+            parent_job_id=self.parent_job_id,
             is_last_step=self.is_last_step,
             xargs=self.vllm_xargs,
             session_id=self.session_id,

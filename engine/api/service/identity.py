@@ -30,21 +30,28 @@ LAST_STEP_HEADERS = ("x-is-last-step", "x-dynamo-session-final")
 
 SESSION_HEADERS = ("x-session-id",)
 CLAUDE_CODE_HEADERS = ("x-claude-code-session-id",)
+CLAUDE_CODE_AGENT = ("x-claude-code-agent-id",)
+"""Sent by the sub-agents of a session, since version 2.1.139; the main agent sends none."""
+CLAUDE_CODE_PARENT = ("x-claude-code-parent-agent-id",)
 CLIENT_HEADERS = (
-    "session-id",
-    "session_id",
     "thread-id",
     "thread_id",
+    "session-id",
+    "session_id",
     "conversation-id",
     "conversation_id",
     "x-opencode-session",
     "x-session-affinity",
     "x-correlation-id",
 )
-"""Headers of Codex (session and thread), OpenCode and load generators; the first one present is used."""
+"""Headers of Codex (whose sub-agents have threads of their own in the session of the first one, since
+version 0.147), OpenCode and load generators; the first one present is used."""
 GATEWAY_HEADERS = ("x-dynamo-session-id", "x-smg-routing-key", "x-aibrix-session-key")
 """Session headers of gateways: Dynamo 1.6, SGLang's model gateway, AIBrix (its pull request 2742). Not
 ``x-session-token`` of llm-d's session affinity: it is the name of a pod, which all its sessions send."""
+PARENT_HEADERS = ("x-parent-session-id", "x-codex-parent-thread-id", "x-dynamo-parent-session-id")
+"""Headers with the session that waits for this one: of OpenCode, Codex (its pull request to Dynamo, 12331)
+and Dynamo."""
 TENANT_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 """Headers of llm-d's router and of the Gateway API inference extension with the flow that shares fairly: a
 user or a tenant, with many jobs."""
@@ -61,6 +68,8 @@ class ClientIdentity:
     """The fields of a body that identify its job, unvalidated: ``identify`` checks the types."""
 
     job_id: object = None
+    parent_job_id: object = None
+    """The job that waits for this one."""
     is_last_step: object = None
     xargs: object = None
     """``vllm_xargs``: extra arguments, for clients that cannot add fields."""
@@ -120,6 +129,9 @@ def identify(
     """
     xargs = _mapping(identity.xargs, "vllm_xargs")
     job_id = next(_ids(headers, identity, xargs, job_headers), None)
+    parent_id = next(_parents(headers, identity, xargs), None)
+    if job_id is None or parent_id == job_id:
+        parent_id = None
     return JobRef(
         None if job_id is None else owned_id(headers, job_id),
         _is_last_step(headers, identity, xargs),
@@ -128,6 +140,7 @@ def identify(
         owner=owner_of(headers),
         asked_ttl_s=identity.asked_ttl_s,
         deadline_s=_deadline_s(identity, xargs),
+        parent_id=None if parent_id is None else owned_id(headers, parent_id),
     )
 
 
@@ -139,6 +152,7 @@ def _ids(
 ) -> Iterator[str]:
     """Yields all ids that the request names, in order of precedence."""
     user_id = _text(identity.metadata_user_id, "metadata.user_id", MAX_USER_ID_CHARS)
+    agent = _from_headers(headers, CLAUDE_CODE_AGENT)
     yield from _known(
         _own_id(identity.job_id, "job_id"),
         _own_id(xargs.get("job_id"), "vllm_xargs.job_id"),
@@ -146,14 +160,32 @@ def _ids(
         _from_headers(headers, job_headers),
         _from_headers(headers, SESSION_HEADERS),
         _text(xargs.get("session_id"), "vllm_xargs.session_id"),
-        _from_headers(headers, CLAUDE_CODE_HEADERS),
-        _session_of(user_id),
+        _of_agent(_from_headers(headers, CLAUDE_CODE_HEADERS) or _session_of(user_id), agent),
         _from_headers(headers, CLIENT_HEADERS),
         _from_headers(headers, GATEWAY_HEADERS),
         _text(identity.prompt_cache_key, "prompt_cache_key"),
         _conversation(identity.conversation),
         identity.previous_job_id,
     )
+
+
+def _parents(
+    headers: Mapping[str, str], identity: ClientIdentity, xargs: Mapping[str, object]
+) -> Iterator[str]:
+    """Yields all ids of a parent that the request names, in order of precedence."""
+    yield from _known(
+        _own_id(identity.parent_job_id, "parent_job_id"),
+        _own_id(xargs.get("parent_job_id"), "vllm_xargs.parent_job_id"),
+        _from_headers(headers, PARENT_HEADERS),
+    )
+    session = _from_headers(headers, CLAUDE_CODE_HEADERS)
+    if session is not None and _from_headers(headers, CLAUDE_CODE_AGENT) is not None:
+        yield _of_agent(session, _from_headers(headers, CLAUDE_CODE_PARENT)) or session
+
+
+def _of_agent(session: str | None, agent: str | None) -> str | None:
+    """The job of an agent of Claude Code: the session's own, or that of its sub-agent."""
+    return session if session is None or agent is None else _bounded(f"{session}/{agent}")
 
 
 def _known(*ids: str | None) -> Iterator[str]:

@@ -117,6 +117,7 @@ class InputTrace:
                 event.lease_s = lease_s
         if job is not None:
             event.job_id = job.job_id
+            event.parent_id = job.parent_id
             event.is_last_step = job.is_last_step
             event.tenant = job.tenant
             event.num_replies = job.num_replies

@@ -168,4 +168,5 @@ def _job_ref(arrived: RequestArrived) -> JobRef | None:
         is_silent=arrived.is_silent,
         deadline_s=arrived.deadline_s,
         moved=arrived.moved,
+        parent_id=arrived.parent_id,
     )
