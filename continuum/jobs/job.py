@@ -152,6 +152,13 @@ class Turn:
         """Prompt tokens that were cached, or loaded; fewer once a load has failed. None until admission."""
         return None if self.admitted_s is None else self.request.num_cached_tokens
 
+    def closed(self) -> None:
+        """Called when the turn's request has ended in any way: what it used counts for the job."""
+        if self.num_cached_tokens is not None:
+            self.job.num_prompt_tokens += self.request.num_prompt_tokens
+            self.job.num_cached_tokens += self.num_cached_tokens
+            self.job.num_output_tokens += self.request.num_output_tokens
+
     @property
     def external_id(self) -> str:
         return self.request.external_id
@@ -224,6 +231,12 @@ class Job:
     """Whether it returned to a tip that it seemed to have abandoned: it keeps several conversations."""
     queued_s: float = 0.0
     """Total time that its turns waited until they were admitted."""
+    num_prompt_tokens: int = 0
+    """Tokens of the prompts of its turns that were admitted and have ended."""
+    num_cached_tokens: int = 0
+    """Those of them that were not computed."""
+    num_output_tokens: int = 0
+    """Tokens of the answers of these turns."""
     turns: dict[str, Turn] = field(default_factory=dict)
     """Open turns by request id."""
     tips: list[BranchTip] = field(default_factory=list)

@@ -87,6 +87,7 @@ class Turns:
         turn = self._open.pop(request.request_id, None)
         if turn is not None:
             del turn.job.turns[request.request_id]
+            turn.closed()
             self._jobs.end_turn(turn)
             self._jobs.touch(turn.job, now)
         return turn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from continuum.jobs.job import BranchTip, Job
-from engine.records.messages import BranchStatus, JobStatus
+from engine.records.messages import BranchStatus, JobStatus, JobUsage
 from estimator.survival import SurvivalCurve
 
 EARLY = 0.1
@@ -24,6 +24,12 @@ def job_status(job: Job, tips: list[BranchStatus], kind: bytes | None, now: floa
         kind=kind.hex()[:16] if kind is not None else None,
         turns=job.num_turns,
         open_turns=[turn.external_id for turn in job.turns.values()],
+        usage=JobUsage(
+            prompt_tokens=job.num_prompt_tokens,
+            cached_tokens=job.num_cached_tokens,
+            output_tokens=job.num_output_tokens,
+            queued_s=job.queued_s,
+        ),
         age_s=max(0.0, now - job.first_arrival_s),
         idle_s=max(0.0, now - job.last_active_s),
         pinned_blocks=sum(tip.pinned_blocks for tip in tips),

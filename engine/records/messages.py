@@ -273,6 +273,17 @@ class TurnReceipt(BaseReceipt, omit_defaults=True, frozen=True):
     """Tokens of the answer that drafts spared a step: its tokens less ``output_steps``."""
 
 
+class JobUsage(msgspec.Struct, kw_only=True):
+    """What those turns of a job have used that this core has run to their end, or until they were cut off."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that were not computed."""
+    output_tokens: int = 0
+    queued_s: float = 0.0
+    """Time until they were admitted."""
+
+
 class BranchStatus(msgspec.Struct, kw_only=True):
     """A branch tip: the end of a turn that no other turn has continued yet. Seconds are from now."""
 
@@ -350,6 +361,7 @@ class JobStatus(msgspec.Struct, kw_only=True):
     turns: int
     open_turns: list[str]
     """Ids of the job's requests that wait or run."""
+    usage: JobUsage
     age_s: float
     idle_s: float
     """Time since its last turn arrived or ended."""

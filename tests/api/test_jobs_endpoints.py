@@ -169,6 +169,18 @@ def test_a_sub_agent_is_a_job_with_a_parent(
     assert job(http, child)["parent"] == parent
 
 
+def test_a_job_tells_what_it_has_used(http: httpx.Client) -> None:
+    """The sum of its answers' usage, to the token."""
+    messages, one = call(http, "what will it cost", job_id="billed")
+    two = ask(http, messages, job_id="billed")
+    usages = [answer["usage"] for answer in (one, two)]
+    told = job(http, "billed")["usage"]
+    assert told["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
+    assert told["output_tokens"] == sum(usage["completion_tokens"] for usage in usages)
+    assert told["cached_tokens"] == sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    assert told["cached_tokens"] > 0
+
+
 def test_a_prompt_that_parts_from_its_job_is_told_where(http: httpx.Client) -> None:
     """If the first message was rewritten, receipt and metrics report what that cost."""
     before = counter(http, "continuum:prompt_divergences_total")
