@@ -269,6 +269,10 @@ class ContinuumPolicy(SchedulingPolicy):
     def late_by_s(self, request: Request, now: float) -> float | None:
         return self._queue.late_by_s(request, now)
 
+    def goes_on(self, request: Request) -> bool:
+        turn = self._turns.get(request)
+        return turn is not None and (turn.number > 1 or turn.tip is not None or turn.job.parent is not None)
+
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         return self._queue.waiting_key(request, now)
 

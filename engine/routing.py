@@ -18,6 +18,8 @@ class RoutedTurn:
     prompt_token_ids: Sequence[int]
     job_id: str | None = None
     """The job, as the client named it; None if it named none."""
+    parent_id: str | None = None
+    """The job that waits for it; None for none."""
     owner: str | None = None
     """Name of the API key. No other owner can hit what this owner has cached."""
     cache_salt: str | None = None

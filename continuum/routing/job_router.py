@@ -87,7 +87,10 @@ class JobRouter:
         job_key = None if turn.job_id is None else key_of(turn.job_id)
         keys = self._keys(turn, root, job_key)
         home = self._home(turn, keys, job_key)
-        if home is None or loads[home.engine] is None or self._is_crowded(home, loads):
+        beside = None if home is not None and home.job_key is not None else self._home_beside(turn, loads)
+        if beside is not None:
+            engine = beside
+        elif home is None or loads[home.engine] is None or self._is_crowded(home, loads):
             engine = self._new_home(keys[0] if keys else job_key, turn, loads)
         else:
             engine = self._stay_or_move(home, turn, loads)
@@ -195,6 +198,20 @@ class JobRouter:
         alike = [engine for engine, weight in weights.items() if weight <= limit]
         name = str(key) if key is not None else turn.request_id
         return max(alike, key=lambda engine: key_of(name, str(engine)))
+
+    def _home_beside(self, turn: RoutedTurn, loads: Sequence[EngineLoad | None]) -> int | None:
+        """The core of the job that waits for this new one, which alone knows that; None if there is none, or
+        if it is more loaded than others without the waiting job and one request more."""
+        if turn.parent_id is None:
+            return None
+        key = key_of(turn.parent_id)
+        engine = self._homes[key]
+        weights = self._weights(loads)
+        if engine is None or engine not in weights:
+            return None
+        parent = self._jobs.get(key)
+        own = OPEN_TOKENS + (0 if parent is None else parent.num_tokens)
+        return engine if weights[engine] - own <= min(weights.values()) else None
 
     def _weights(self, loads: Sequence[EngineLoad | None]) -> dict[int, float]:
         return {engine: self._weight(engine, load) for engine, load in enumerate(loads) if load is not None}

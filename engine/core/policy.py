@@ -190,6 +190,11 @@ class QueuePolicy:
         refused. None: it may be in time. This changes nothing, since a replay does not ask."""
         return None
 
+    def goes_on(self, request: Request) -> bool:
+        """Whether a request that has just been queued is a turn of a job that this core knows, or of one that
+        such a job waits for. This changes nothing, since a replay does not ask."""
+        return False
+
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         """Place in the waiting queue, smaller first; ties keep arrival order. Called whenever the request is
         put there, and at no other time: a policy may note it."""

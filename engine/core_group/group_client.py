@@ -187,6 +187,7 @@ class CoreGroupClient:
             request.request_id,
             request.prompt_token_ids,
             job_id=None if job is None else job.job_id,
+            parent_id=None if job is None else job.parent_id,
             owner=request.owner,
             cache_salt=request.cache_salt,
         )

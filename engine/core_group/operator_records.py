@@ -20,7 +20,7 @@ from engine.records.operator_record import OperatorRecord
 LOCK_POLL_S = 0.02
 _decoder = msgspec.json.Decoder(OperatorRecord)
 
-_CHANGES = frozenset(("pause", "resume", "sleep", "wake_up", "update_weights", "switch_trace"))
+_CHANGES = frozenset(("pause", "resume", "sleep", "wake_up", "update_weights", "switch_trace", "set_door"))
 
 
 class OperatorRecords:
@@ -84,6 +84,8 @@ def _changed(record: OperatorRecord, method: str, args: tuple[Any, ...]) -> Oper
             return change(paused=running_too)
         case "resume", ():
             return change(paused=None)
+        case "set_door", (door,):
+            return change(door=door)
         case "sleep", (level,):
             return change(level=max(level, record.level))
         case "wake_up", ():

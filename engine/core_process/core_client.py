@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 _EXIT_ADDRESS = "inproc://core-exited"
 MAX_MESSAGES_PER_TURN = 16
 """Messages that the event loop reads before it turns to other work."""
-NOT_ALONE = "This server has one engine core, so none can be drained: stop the server instead."
+NOT_ALONE = "This server has one engine core: POST /drain without engine, which drains the server."
 SEND_WITHIN_S = 0.002
 """A signal whose answer is not awaited is sent with the next message, or after this time."""
 

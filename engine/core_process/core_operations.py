@@ -21,6 +21,7 @@ from engine.core.scheduler_report import PauseState
 from engine.core.traced_scheduler import TracedScheduler
 from engine.errors import RequestError
 from engine.executor import Executor
+from engine.records.door import Door
 from engine.records.handed_over import HAND_OVER
 from engine.records.operator_record import OperatorRecord
 
@@ -62,6 +63,8 @@ class CoreOperations:
         self._weights_before: str | None = None
         self._changing = threading.Lock()
         """Held while the engine changes: a call may take as long as loading a model."""
+        self.taking = Door.OPEN
+        """Which requests are taken."""
         self.on_loaded: Callable[[Path | None], None] = lambda saved: None
         """Called when weights have been loaded, with the folder of their saved KV, if there is one."""
         self.switch_trace: Callable[[bool, str | None], object] = lambda enabled, name: None
@@ -71,9 +74,19 @@ class CoreOperations:
         utilities = (
             *(self.pause, self.resume, self.rest, self.stop_resting, self.check_operation, self.sleep),
             *(self.wake_up, self.sleep_level, self.update_weights, self.undo_weights, self.take_record),
-            self.why_paused,
+            *(self.why_paused, self.set_door, self.door),
         )
         return {utility.__name__: utility for utility in utilities}
+
+    # ---- which requests are taken ----
+
+    def set_door(self, door: str) -> None:
+        """Change which requests are taken: a ``Door``."""
+        with self._lock:
+            self.taking = Door(door)
+
+    def door(self) -> str:
+        return self.taking.value
 
     # ---- why nothing is admitted ----
 
@@ -210,6 +223,7 @@ class CoreOperations:
             self.stop_resting()
         elif self._level and not record.level:
             self.wake_up()
+        self.set_door(record.door)
         if record.paused is None:
             self.resume()
         else:

@@ -27,6 +27,7 @@ from engine.executor import ModelInfo
 from engine.kv_transfer.block_store import open_blocks
 from engine.kv_transfer.moved_turns import MovedTurns
 from engine.media.checks import check_media
+from engine.records.door import DRAINING, Door
 from engine.records.media import MediaModels
 from engine.records.messages import EngineCoreOutput, EngineCoreRequest, EngineReady
 from engine.records.sampling_params import check_vocabulary
@@ -219,19 +220,23 @@ def check_request(message: EngineCoreRequest, ready: EngineReady) -> None:
         raise RequestError("max_tokens is not set.", "max_tokens")
 
 
-def refuse_if_late(
-    request: Request, scheduler: Scheduler | TracedScheduler, parts: CoreParts, now: float
+def refuse_new(
+    request: Request, scheduler: Scheduler | TracedScheduler, parts: CoreParts, now: float, door: Door
 ) -> list[EngineCoreOutput]:
-    """End a request that has just been queued, if the policy expects it to start too late; returns its last
-    output, if so. Called under the core's lock."""
+    """End a request that has just been queued, if it begins a job and the core is being left, or if the
+    policy expects it to start too late; returns its last output, if so. Called under the core's lock."""
     is_open = scheduler.requests.get(request.request_id) is request
-    late_by_s = scheduler.policy.late_by_s(request, now) if is_open else None
-    if late_by_s is None:
-        return []
-    request.stop_reason = (
-        f"The job is expected to begin {math.ceil(late_by_s)} s later than it may: memory is full, and "
-        "other jobs wait, too. Try again in that time."
-    )
+    if is_open and door is not Door.OPEN and not scheduler.policy.goes_on(request):
+        late_by_s = None
+        request.stop_reason = DRAINING
+    else:
+        late_by_s = scheduler.policy.late_by_s(request, now) if is_open else None
+        if late_by_s is None:
+            return []
+        request.stop_reason = (
+            f"The job is expected to begin {math.ceil(late_by_s)} s later than it may: memory is full, and "
+            "other jobs wait, too. Try again in that time."
+        )
     outputs = scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_ERROR, now)
     for output in outputs:
         output.late_by_s = late_by_s

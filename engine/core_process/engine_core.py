@@ -37,7 +37,7 @@ from engine.core_process.core_parts import (
     make_policy,
     make_scheduler,
     open_saved_prefixes,
-    refuse_if_late,
+    refuse_new,
     scheduler_config,
 )
 from engine.core_process.drafting import make_drafting
@@ -51,6 +51,7 @@ from engine.core_process.utilities import CoreUtilities
 from engine.core_process.waves import Waves
 from engine.errors import EngineError, RequestError
 from engine.executor import Executor, ExecutorFactory, FinishedOutput, PendingOutput
+from engine.records.door import DRAINING, Door
 from engine.records.messages import (
     AbortRequest,
     EngineCoreOutput,
@@ -197,6 +198,11 @@ class EngineCore:
 
     # ---- input ----
 
+    @property
+    def _door(self) -> Door:
+        """Which requests are taken."""
+        return self.utilities.operations.taking
+
     def add_request(
         self, message: EngineCoreRequest, before: KnownPrefix | None = None
     ) -> list[EngineCoreOutput]:
@@ -206,6 +212,8 @@ class EngineCore:
             check_request(message, self.ready)
             if message.request_id in self.scheduler.requests:
                 raise RequestError(f"Request id {message.request_id!r} is in use.")
+            if self._door is Door.CLOSED:
+                raise RequestError(DRAINING)
             self._parts.opening(message)
             # Without the lock: hashing a long prompt takes milliseconds, and so do files.
             request = Request.from_core_request(message, self.scheduler.request_block_hasher, before)
@@ -216,7 +224,7 @@ class EngineCore:
                 self.scheduler.add_request(request, now)
                 self._parts.opened(message)
                 self._wake()
-                refused = refuse_if_late(request, self.scheduler, self._parts, now)
+                refused = refuse_new(request, self.scheduler, self._parts, now, self._door)
         except RequestError as error:
             return [failed_output(message.request_id, str(error))]
         except Exception as error:
@@ -230,7 +238,7 @@ class EngineCore:
         """Queue a request whose grammar was compiled; called on any thread."""
         with self._changed:
             self.scheduler.grammar_compiled(request, grammar, self._clock.now())
-            self._failed += refuse_if_late(request, self.scheduler, self._parts, self._clock.now())
+            self._failed += refuse_new(request, self.scheduler, self._parts, self._clock.now(), self._door)
             self._wake()
 
     def _fail(self, request: Request, reason: str) -> None:

@@ -17,17 +17,19 @@ from engine.clock import MonotonicClock
 from engine.config.engine_config import EngineConfig
 from engine.core.scheduler_report import SchedulerStatistics
 from engine.core_process.client_protocols import AsyncCoreClient, Delivery, EngineState
-from engine.errors import EngineDeadError, EngineGenerateError, RequestError, TooLateError
+from engine.errors import EngineDeadError, EngineGenerateError, RequestError, TooLateError, TryAgainError
 from engine.frontend.engine_operations import EngineOperations
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor
 from engine.frontend.kv_transfer import KVTransferDoor
 from engine.frontend.output_collector import RequestOutputCollector
 from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.request_output import RequestOutput
+from engine.frontend.server_drain import ServerDrain
 from engine.frontend.stats import IterationStats, StatsListener
 from engine.frontend.streaming_input import SessionEngine, StreamingInput, StreamingSessions
 from engine.records.capacity import Capacity
-from engine.records.handed_over import HAND_OVER, HandedOver
+from engine.records.door import DRAINING
+from engine.records.handed_over import END_HANDOVER, HAND_OVER, HandedOver
 from engine.records.messages import (
     NO_CONTEXT,
     EngineCoreOutputs,
@@ -91,6 +93,7 @@ class AsyncLLM(EngineOperations):
         self._outputs = OutputProcessor(self.tokenizer, clock, log_stats=log_stats, stream_interval=interval)
         self._outputs.kv_transfer = self.kv_transfer = KVTransferDoor(config)
         self._listeners: list[StatsListener] = []
+        self._drain = ServerDrain(self)
         self._turns: OrderedDict[str, str] = OrderedDict()
         """Internal ids of finished turns, by the request ids that callers used."""
         self._sessions = StreamingSessions(SessionEngine(self.generate, self._tokenize, self._tell_finished))
@@ -284,6 +287,22 @@ class AsyncLLM(EngineOperations):
         self.start()
         await self._client.end_drain(engine)
 
+    def drain_server(self, deadline_s: float = 0.0) -> asyncio.Task[HandedOver | None]:
+        """Drains all cores: new jobs are refused, turns of known ones for up to ``deadline_s`` seconds not.
+        The task ends when no request is left, and has handed over what pins hold, if a folder takes it."""
+        self.start()
+        return self._drain.begin(deadline_s)
+
+    async def end_drain_of_server(self) -> None:
+        """Takes new requests again."""
+        self.start()
+        await self._drain.end()
+
+    async def end_hand_over(self) -> None:
+        """Saves no more: the jobs stay."""
+        if self.ready.hands_over:
+            await self._utility(END_HANDOVER, type(None))
+
     async def hand_over(self, timeout_s: float) -> HandedOver | None:
         """Saves the KV of paused jobs for other servers, and from now on that of each turn that ends; None if
         no folder takes it."""
@@ -412,6 +431,8 @@ def _raise_if_failed(output: RequestOutput, params: SamplingParams) -> None:
     for completion in output.outputs:
         if completion.finish_reason == _FAILED:
             reason = str(completion.stop_reason or "The request failed inside the engine.")
+            if reason == DRAINING:
+                raise TryAgainError(reason)
             if reason in (GRAMMAR_LEFT, NOTHING_ALLOWED):
                 raise RequestError(reason, _limiting_field(params))
             if output.late_by_s is not None:

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
 from engine.records.adapters import Adapter
+from engine.records.door import Door
 
 T = TypeVar("T")
 
@@ -33,6 +34,14 @@ class EngineOperations(ABC):
     async def pause(self, *, running_too: bool = False) -> None:
         """Stops admission; with ``running_too`` nothing is scheduled at all."""
         await self._utility("pause", type(None), running_too)
+
+    async def set_door(self, door: Door) -> None:
+        """Changes which requests the cores take."""
+        await self._utility("set_door", type(None), door.value)
+
+    async def door(self) -> Door:
+        """Which requests the cores take."""
+        return await self._utility("door", Door)
 
     async def resume(self) -> None:
         await self._utility("resume", type(None))

@@ -16,6 +16,8 @@ class OperatorRecord(msgspec.Struct, frozen=True):
     """The folder of the weights; None: that of the start."""
     level: int = 0
     """How deep the engine sleeps; 0: awake."""
+    door: str = "open"
+    """Which requests the cores take: a ``Door``."""
     paused: bool | None = None
     """Whether running requests are paused, too; None: not paused."""
     trace: tuple[bool, str | None] | None = None

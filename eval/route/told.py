@@ -11,6 +11,7 @@ import msgspec
 
 from engine.api.service.identity import ClientIdentity, identify
 from engine.errors import RequestError
+from engine.records.messages import JobRef
 from engine.routing import RoutedTurn
 
 _PIECE_BYTES = 4
@@ -26,6 +27,7 @@ class _Body(msgspec.Struct):
     messages becomes an object."""
 
     job_id: msgspec.Raw = msgspec.Raw()
+    parent_job_id: msgspec.Raw = msgspec.Raw()
     vllm_xargs: msgspec.Raw = msgspec.Raw()
     session_id: msgspec.Raw = msgspec.Raw()
     metadata: msgspec.Raw = msgspec.Raw()
@@ -54,15 +56,16 @@ def turn_of(headers: Mapping[str, str], body: bytes) -> RoutedTurn:
     except (msgspec.DecodeError, RecursionError):
         fields = _Body()
     try:
-        job_id = identify(headers, _identity(fields)).job_id
+        job = identify(headers, _identity(fields))
     except RequestError:
-        job_id = None
+        job = JobRef()
     key = headers.get("authorization") or headers.get("x-api-key")
     salt = _small(fields.cache_salt)
     return RoutedTurn(
         uuid4().hex,
         _pieces(_text_of(fields)),
-        job_id=job_id,
+        job_id=job.job_id,
+        parent_id=job.parent_id,
         owner=None if key is None else blake2b(key.encode("utf-8", "replace"), digest_size=8).hexdigest(),
         cache_salt=salt if isinstance(salt, str) else None,
     )
@@ -83,6 +86,7 @@ def _identity(fields: _Body) -> ClientIdentity:
     previous = _small(fields.previous_response_id)
     return ClientIdentity(
         job_id=_small(fields.job_id),
+        parent_job_id=_small(fields.parent_job_id),
         xargs=_small(fields.vllm_xargs),
         session_id=_small(fields.session_id),
         metadata_user_id=metadata.get("user_id") if isinstance(metadata, dict) else None,

@@ -19,6 +19,7 @@ from engine.api.endpoints import endpoint, json_response, read_body, server_of
 from engine.core.scheduler_report import PauseState
 from engine.core_process.client_protocols import EngineState
 from engine.errors import EngineGenerateError, RequestError
+from engine.records.door import Door
 from engine.records.handed_over import HandedOver
 from engine.version import package_version
 
@@ -36,11 +37,22 @@ class DrainState(EngineState, kw_only=True):
     """What was handed over, where the caller waited for it."""
 
 
+class ServerDrained(msgspec.Struct, kw_only=True):
+    """The answer of ``/drain`` for the whole server."""
+
+    state: Literal["up", "draining", "drained"]
+    """``draining``: takes turns of known jobs only; ``drained``: takes no requests."""
+    moved: HandedOver | UnsetType = UNSET
+    """What was handed over, where the caller waited for it."""
+
+
 class EngineList(msgspec.Struct, kw_only=True):
     """The answer of ``/engines``."""
 
     object: Literal["list"] = "list"
     data: list[EngineState]
+    server: Literal["up", "draining", "drained"]
+    """Whether the server takes all requests, turns of known jobs only, or none."""
 
 
 @endpoint(router, "GET", "/health", "/ping")
@@ -203,17 +215,21 @@ async def _resting(work: Awaitable[None], field: str) -> None:
 @endpoint(router, "GET", "/engines", operators_only=True)
 async def engines(request: Request) -> Response:
     """Lists the engine cores of this server: which are up, and how much work each has."""
-    states = await server_of(request).engine.engine_states()
-    return json_response(EngineList(data=states))
+    engine = server_of(request).engine
+    states = await engine.engine_states()
+    return json_response(EngineList(data=states, server=_STATES[await engine.door()]))
 
 
 @endpoint(router, "POST", "/drain", operators_only=True)
 async def drain(request: Request) -> Response:
-    """Drains the core ``engine``: new jobs go to other cores, and for up to ``deadline_s`` seconds (0) turns
-    of its own still come. Then it finishes its requests, and hands over what its pins hold, if there is a
-    folder for that. ``wait=true`` answers when that is done; ``off=true`` ends the drain."""
+    """Drains the core ``engine``, or without it the server: new jobs go to other cores, or are refused with
+    503, and for up to ``deadline_s`` seconds (0) turns of known jobs still come. Then it finishes its
+    requests, and hands over what its pins hold, if there is a folder for that. ``wait=true`` answers when
+    that is done; ``off=true`` ends the drain."""
     params = request.query_params
-    number = params.get("engine", "")
+    if "engine" not in params:
+        return json_response(await _drain_server(request))
+    number = params["engine"]
     if not number.isdecimal() or len(number) > MAX_DIGITS:
         raise RequestError(f"engine must be the number of an engine core, got {number[:40]!r}.", "engine")
     deadline_s = _seconds(params.get("deadline_s", "0"))
@@ -229,6 +245,30 @@ async def drain(request: Request) -> Response:
             moved = None if draining.cancelled() else draining.result()
     state = (await engine.engine_states())[int(number)]
     return json_response(DrainState(**msgspec.structs.asdict(state), moved=moved or UNSET))
+
+
+async def _drain_server(request: Request) -> ServerDrained:
+    params = request.query_params
+    deadline_s = _seconds(params.get("deadline_s", "0"))
+    waits, ends = (_flag(params.get(name, "false"), name) for name in ("wait", "off"))
+    engine = server_of(request).engine
+    if ends:
+        await engine.end_drain_of_server()
+        return ServerDrained(state="up")
+    draining = engine.drain_server(deadline_s)
+    if not waits:
+        return ServerDrained(state="draining")
+    await asyncio.wait({draining})
+    if draining.cancelled():  # somebody else ended this drain, or began another one
+        return ServerDrained(state=_STATES[await engine.door()])
+    return ServerDrained(state="drained", moved=draining.result() or UNSET)
+
+
+_STATES: dict[Door, Literal["up", "draining", "drained"]] = {
+    Door.OPEN: "up",
+    Door.LEAVING: "draining",
+    Door.CLOSED: "drained",
+}
 
 
 def _seconds(given: str) -> float:

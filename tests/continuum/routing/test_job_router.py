@@ -45,6 +45,19 @@ def test_a_named_job_stays_at_home() -> None:
         assert jobs.place(turn(text(name, 1500), f"job-{name}"), idle(), 1.0) == home
 
 
+def test_a_sub_agent_goes_where_its_parent_is() -> None:
+    """Also if its prompt begins like that of a job elsewhere, but not where others would be much sooner."""
+    jobs = router()
+    homes = {name: jobs.place(turn(text(name, 900), f"job-{name}"), idle(), 0.0) for name in range(40)}
+    for name, home in homes.items():
+        child = turn(text((name + 1) % 40, 1200), f"child-{name}", parent_id=f"job-{name}")
+        assert jobs.place(child, idle(), 1.0) == home
+        assert jobs.place(turn(text(name, 1500), f"child-{name}"), idle(), 2.0) == home
+    loads = idle()
+    loads[homes[0]] = EngineLoad(num_open=20, num_blocks=10_000, num_free_blocks=100)
+    assert jobs.place(turn(text(99, 90), "late", parent_id="job-0"), loads, 3.0) != homes[0]
+
+
 def test_a_named_job_stays_at_home_though_others_fill_the_table() -> None:
     """With a shared table of 4,096 words and 300 jobs of 62 chunks each, every named job stays at its
     home."""

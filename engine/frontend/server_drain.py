@@ -1,0 +1,74 @@
+"""Drains a server: new jobs are refused, known jobs' turns are awaited, and what is left is handed over.
+
+Each core keeps its own door, as only it knows its jobs; see ``engine.core_group.drains`` for one core of
+several, whose jobs the others take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from engine.records.door import Door
+from engine.records.handed_over import HandedOver
+
+if TYPE_CHECKING:
+    from engine.frontend.async_llm import AsyncLLM
+
+POLL_S = 0.1
+"""How often it is looked whether the server is quiet."""
+SAVES_S = 600.0
+"""How long the cores may save what their pins hold."""
+
+
+class ServerDrain:
+    """The drain that this process was asked for. Several processes of a server see the cores' doors."""
+
+    def __init__(self, engine: AsyncLLM) -> None:
+        self._engine = engine
+        self._task: asyncio.Task[HandedOver | None] | None = None
+
+    def begin(self, deadline_s: float) -> asyncio.Task[HandedOver | None]:
+        """Begin to drain, in place of an earlier drain. The task ends when no request is left and what pins
+        hold has been saved, if a folder takes it."""
+        self._stop()
+        self._task = asyncio.create_task(self._drain(time.monotonic() + deadline_s))
+        return self._task
+
+    async def end(self) -> None:
+        """Take new requests again."""
+        self._stop()
+        await self._engine.set_door(Door.OPEN)
+        await self._engine.end_hand_over()
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _drain(self, until_s: float) -> HandedOver | None:
+        await self._engine.set_door(Door.LEAVING)
+        await _until(self._is_quiet, until_s)
+        # Before turns go elsewhere, so that they find it; then what the last requests have left.
+        await self._engine.hand_over(SAVES_S)
+        await self._engine.set_door(Door.CLOSED)
+        await _until(self._has_no_requests)
+        return await self._engine.hand_over(SAVES_S)
+
+    async def _has_no_requests(self) -> bool:
+        now = await self._engine.statistics()
+        return not now.num_running + now.num_waiting + now.num_loading + now.num_compiling
+
+    async def _is_quiet(self) -> bool:
+        return await self._has_no_requests() and not (await self._engine.statistics()).num_pins
+
+
+async def _until(is_so: Callable[[], Awaitable[bool]], until_s: float = math.inf) -> None:
+    """Wait for the cores; until a time by ``time.monotonic`` at the latest."""
+    while True:
+        if time.monotonic() >= until_s or await is_so():
+            return
+        await asyncio.sleep(POLL_S)
