@@ -295,6 +295,19 @@ def _adapter(rounds: Rounds, to: Operated) -> None:
     to.adapter = path
 
 
+def _drain_server(rounds: Rounds, to: Operated) -> None:
+    """Requests may be refused, also by a core that comes meanwhile; those that are answered are right."""
+    asked = [(prompt, rounds.pool.submit(to.ask, prompt, None)) for prompt in range(3)]
+    to.call(f"/drain?deadline_s={rounds.random.choice((0, 1))}&wait=true")
+    for prompt, answer in asked:
+        to.check(prompt, None, answer.result(), must=False)
+    if rounds.random.random() < 0.3:
+        to.kill_one(rounds.random)
+        to.wait_until_up()
+    assert to.ask(0, None).status_code == 503
+    to.call("/drain?off=true")
+
+
 def _drain(rounds: Rounds, to: Operated) -> None:
     """Drains a core of a group, which hands its jobs over, and uses it again; it may be killed meanwhile."""
     core = rounds.random.randrange(to.num_cores)
@@ -338,6 +351,7 @@ CHANGES: dict[str, Callable[[Rounds, Operated], None]] = {
     "adapter": _adapter,
     "reset": _reset,
     "drain": _drain,
+    "drain of the server": _drain_server,
     "restart": _restart,
 }
 
