@@ -22,7 +22,7 @@ from tests.api.test_kv_transfer import FLAGS
 from tests.processes.event_subscriber import free_ports
 
 BLOCK = 16
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
