@@ -10,13 +10,11 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from engine.core.scheduler_report import SchedulerStatistics
 from engine.records.door import Door
 from engine.records.handed_over import HandedOver
-
-if TYPE_CHECKING:
-    from engine.frontend.async_llm import AsyncLLM
 
 POLL_S = 0.1
 """How often it is looked whether the server is quiet."""
@@ -24,10 +22,26 @@ SAVES_S = 600.0
 """How long the cores may save what their pins hold."""
 
 
+class Drained(Protocol):
+    """All cores of a server."""
+
+    async def set_door(self, door: Door) -> None:
+        """Change which requests they take."""
+
+    async def statistics(self) -> SchedulerStatistics:
+        """What they have, added up."""
+
+    async def hand_over(self, timeout_s: float) -> HandedOver | None:
+        """Save what pins hold, and what later turns leave; None if no folder takes it."""
+
+    async def end_hand_over(self) -> None:
+        """Save no more."""
+
+
 class ServerDrain:
     """The drain that this process was asked for. Several processes of a server see the cores' doors."""
 
-    def __init__(self, engine: AsyncLLM) -> None:
+    def __init__(self, engine: Drained) -> None:
         self._engine = engine
         self._task: asyncio.Task[HandedOver | None] | None = None
 
