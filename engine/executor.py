@@ -11,6 +11,7 @@ from engine.config.engine_config import EngineConfig
 from engine.core.offload.disk_tier import DiskLevel
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.errors import EngineError
+from engine.process.start_phases import Phases
 from engine.records.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.records.media import MediaModels
 from engine.records.pooling import PoolingModel
@@ -44,6 +45,8 @@ class ModelInfo:
     """Properties of a pooling model; None: the model generates."""
     media: MediaModels | None = None
     """How the model reads pictures and audio; None: it reads text only."""
+    start_phases: Phases = ()
+    """How long the first rank took to load what it needs."""
 
 
 class PendingOutput(Protocol):

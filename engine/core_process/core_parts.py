@@ -91,6 +91,7 @@ def engine_ready(config: EngineConfig, info: ModelInfo, policy: SchedulingPolicy
         media=info.media,
         most_draft_bytes=most_bytes(config.speculative),
         hands_over=config.kv_transfer is not None and config.kv_transfer.hands_over,
+        start_phases=info.start_phases,
     )
 
 

@@ -434,6 +434,8 @@ class EngineReady(msgspec.Struct, omit_defaults=True):
     most_draft_bytes: int = 0
     hands_over: bool = False
     """Whether what pins hold is saved when the core is drained or stops."""
+    start_phases: tuple[tuple[str, float], ...] = ()
+    """What was loaded, and the seconds that it took."""
 
 
 class EngineStartFailed(msgspec.Struct, tag=True):

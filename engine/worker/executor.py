@@ -13,6 +13,7 @@ from engine.core.offload.disk_tier import max_disk_writes
 from engine.core.outputs import SchedulerOutput
 from engine.errors import EngineError, RequestError
 from engine.executor import ModelInfo, PendingOutput
+from engine.process.start_phases import StartPhases
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.layer_places import LayerPlaces
@@ -77,10 +78,12 @@ class UniProcExecutor:
     rank's part of it."""
 
     def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
+        phases = StartPhases()
         attention = _choose_attention(config)
         config = without_media_beside(config)
         self._shared = shared = SharedKV(config, group)
         loaded = load(config, group)
+        phases.end("weights")
         states = state_spec_of(loaded.model, config.cache)
         attention = attention_beside_states(attention, config, states)
         all_groups = choose_groups(loaded.model, config.cache)
@@ -99,6 +102,7 @@ class UniProcExecutor:
         num_all = num_blocks + num_states * state_blocks
         everything = open_pool(spec, None if drafter is None else drafter.spec, num_all, loaded.device)
         shared.loaded(everything.blocks)
+        phases.end("memory")
         pool = everything.first(num_blocks)
         state_pool = open_states(loaded.model, states, everything.blocks[num_blocks:], state_blocks)
         beside = Beside(state_pool, drafter, self._adapters)
@@ -138,6 +142,8 @@ class UniProcExecutor:
         self._runner: StepRunner | None = with_waves(runner, loaded.model, group)
         self._max_steps = _max_steps(config, loaded.device, group.stage.size)
         keep_freed_memory()
+        phases.end("warm-up")
+        self._info = replace(self._info, start_phases=phases.all())
 
     @property
     def info(self) -> ModelInfo:

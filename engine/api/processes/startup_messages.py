@@ -17,7 +17,7 @@ JOB_TOKENS = 32 * 1024
 
 def say_ready(config: ServerConfig, sock: socket.socket, core: EngineReady) -> None:
     address = address_of(config, sock)
-    lines = [_pool(core)]
+    lines = [*_loaded(core), _pool(core)]
     if core.most_draft_bytes:
         size = f"{core.most_draft_bytes / 2**20:,.0f} MiB"
         lines.append(f"Drafts: up to {size} of memory per engine core, for the texts of earlier turns")
@@ -32,6 +32,15 @@ def say_ready(config: ServerConfig, sock: socket.socket, core: EngineReady) -> N
             "Warning: listening on all interfaces without an API key: anyone who can reach this machine "
             "can use the server. Set CONTINUUM_API_KEY, or --host 127.0.0.1 for this machine only."
         )
+
+
+def _loaded(core: EngineReady) -> list[str]:
+    """How long loading took, and what of it; nothing if that is not known."""
+    if not core.start_phases:
+        return []
+    total_s = sum(seconds for _, seconds in core.start_phases)
+    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in core.start_phases)
+    return [f"Loaded in {total_s:.1f} s: {parts}"]
 
 
 def _pool(core: EngineReady) -> str:

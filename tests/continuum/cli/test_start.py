@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,8 @@ def test_it_says_what_fits_and_where_its_page_is(model: Path, front_ends: str) -
         process.kill()
         process.wait()
         process.stdout.close()
-    pool, drafts, page, serving = said[-4:]
+    loaded, pool, drafts, page, serving = said[-5:]
+    assert re.fullmatch(r"Loaded in [\d.]+ s: weights [\d.]+ s, memory [\d.]+ s, warm-up [\d.]+ s\n", loaded)
     assert pool.startswith("KV pool: 4,800 tokens in 300 blocks of 16: ")
     assert " jobs of " in pool
     assert drafts == "Drafts: up to 810 MiB of memory per engine core, for the texts of earlier turns\n"
