@@ -23,7 +23,7 @@ from continuum.routing.home_table import HomeTable, key_of
 from engine.api.http.connection import while_connected
 from engine.clock import MonotonicClock
 from engine.core_group.shared_words import shared_words
-from engine.routing import EngineLoad, RoutedTurn, Router, RouterContext, RouterFactory
+from engine.routing import EngineLoad, LeastLoadedRouter, RoutedTurn, Router, RouterContext, RouterFactory
 from eval.route.fleet import Fleet
 from eval.route.told import turn_of
 
@@ -94,6 +94,7 @@ class RouteApp:
         self._http.headers.clear()  # send only the client's headers to servers
         self.fleet = Fleet(urls, self._http)
         self._router: Router = make_router(RouterContext(len(urls), BLOCK_SIZE, shared_words()))
+        self._keeps_homes = not isinstance(self._router, LeastLoadedRouter)
         self._stored = HomeTable(shared_words())
         """The server of each stored response and conversation, by its id."""
         self._clock = MonotonicClock()
@@ -212,7 +213,7 @@ class RouteApp:
             return
         kind = _kind_of(turn.job_id)
         is_known = self._stored[key_of(turn.job_id)] if kind != "jobs" else self._router.home(turn)
-        if is_known is not None or (kind == "jobs" and _ASSISTANT not in body):
+        if is_known is not None or (kind == "jobs" and not (self._keeps_homes and _ASSISTANT in body)):
             return
         up = self._up()
         path = f"/v1/{kind}/{quote(turn.job_id, safe='')}"
