@@ -23,6 +23,8 @@ from eval.agent_model import NAME, folder
 from eval.load.records import told
 from eval.report.results import read_results
 from tests.api.server import running_server
+from tests.api.test_kv_stores import flags as kv_store
+from tests.api.test_kv_stores import running_redis
 from tests.api.test_kv_transfer import answers, running_pair, wait_until
 from tests.processes.event_subscriber import free_ports
 
@@ -296,10 +298,30 @@ def test_one_server_computes_prompts_and_another_goes_on(model_folder: Path, tmp
             assert [model.id for model in client.models.list()] == ["tiny"]
 
 
+@pytest.mark.slow
+def test_a_store_of_ones_own_keeps_kv(tmp_path: Path) -> None:
+    """What one server has computed, the next one loads, started in the example's folder as it says."""
+    (port,) = free_ports(1)
+    with running_redis(port):
+        given = kv_store("RedisStore", "redis_store", url=f"redis://127.0.0.1:{port}")
+        cached = []
+        for _ in range(2):
+            with running_server(folder(), *given, where=EXAMPLES) as server:
+                client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+                answer = client.completions.create(model="tiny", prompt="a long prompt " * 40, max_tokens=3)
+                assert answer.usage is not None
+                assert answer.usage.prompt_tokens_details is not None
+                cached.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
+                assert server.interrupt() == 0
+    assert cached[0] == 0
+    assert cached[1] > 64
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_an_example_is_short_and_run_here(path: Path) -> None:
     """An example has less than 60 lines and a test above."""
     text = path.read_text()
     assert len(text.splitlines()) < 60
     tests = Path(__file__).read_text()
-    assert f'run("{path.name}"' in tests or f'started("{path.name}"' in tests
+    used = (("run(", path.name), ("started(", path.name), ('kv_store("RedisStore", ', path.stem))
+    assert any(f'{how}"{name}"' in tests for how, name in used)

@@ -89,11 +89,15 @@ os.execv(sys.executable, [sys.executable, "-m", "continuum.cli", "serve", *sys.a
 
 @contextmanager
 def running_server(
-    model: Path, *flags: str, log: Path | None = None, environment: dict[str, str] | None = None
+    model: Path,
+    *flags: str,
+    log: Path | None = None,
+    environment: dict[str, str] | None = None,
+    where: Path | None = None,
 ) -> Iterator[Server]:
     """Starts a server on a free port of this machine and waits until it is ready; always kills it at the end.
 
-    ``log``: a file for its stderr.
+    ``log``: a file for its stderr. ``where``: its working directory.
     """
     command = [
         sys.executable,
@@ -111,6 +115,7 @@ def running_server(
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
+            cwd=where,
             env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(environment or {})},
         )
     try:

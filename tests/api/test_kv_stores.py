@@ -50,11 +50,8 @@ def running_store(name: str, folder: Path) -> Iterator[tuple[str, ...]]:
     if name == "sqlite":
         yield flags("SqliteStore", SQLITE, file=str(folder / "kv.sqlite"))
     elif name == "redis":
-        server = fakeredis.TcpFakeServer(("127.0.0.1", port))
-        Thread(target=server.serve_forever, daemon=True).start()
-        with closing(server.socket):
+        with running_redis(port):
             yield flags("RedisStore", "examples.redis_store", url=f"redis://127.0.0.1:{port}")
-            server.shutdown()
     elif name == "mooncake":
         if importlib.util.find_spec("mooncake") is None:
             pytest.skip("mooncake-transfer-engine is not installed")
@@ -66,6 +63,16 @@ def running_store(name: str, folder: Path) -> Iterator[tuple[str, ...]]:
             pytest.skip("lmcache is not installed")
         with _process([sys.executable, "-m", "lmcache.v1.server", "127.0.0.1", str(port)], port):
             yield flags("LMCacheServerConnector", server=f"127.0.0.1:{port}")
+
+
+@contextmanager
+def running_redis(port: int) -> Iterator[None]:
+    """Redis' protocol and commands over TCP, in this process."""
+    server = fakeredis.TcpFakeServer(("127.0.0.1", port))
+    Thread(target=server.serve_forever, daemon=True).start()
+    with closing(server.socket):
+        yield
+        server.shutdown()
 
 
 @contextmanager
