@@ -304,6 +304,8 @@ class CoreGroupClient:
 
     async def call_utility(self, method: str, *args: object) -> Any:
         """Call a utility of every core that is up; one that dies meanwhile is left out."""
+        if method == "door":  # known here: a core that does not answer must not delay it
+            return self._records.read().door
         calls = [client.call_utility(method, *args) for client in self._clients()]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         answer = merge_answers(method, _without_the_dead(answers), args)

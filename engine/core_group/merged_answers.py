@@ -30,10 +30,6 @@ def _nothing(answers: Answers, args: Sequence[Any]) -> None:
     return None
 
 
-def _first(answers: Answers, args: Sequence[Any]) -> Any:
-    return answers[0]
-
-
 def _whether_all(answers: Answers, args: Sequence[Any]) -> bool:
     return all(answers)
 
@@ -110,7 +106,6 @@ _MERGES: dict[str, Callable[[Answers, Sequence[Any]], Any]] = {
     "check_invariants": _nothing,
     "pause": _nothing,
     "set_door": _nothing,
-    "door": _first,
     "resume": _nothing,
     "capacity": _capacity,
     "jobs": _jobs,

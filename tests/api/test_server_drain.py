@@ -122,7 +122,12 @@ def test_running_answers_end_as_they_would(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "said"),
-    [({"deadline_s": "-1"}, "deadline_s"), ({"wait": "x"}, "wait"), ({"engine": "x"}, "engine")],
+    [
+        ({"deadline_s": "-1"}, "deadline_s"),
+        ({"wait": "x"}, "wait"),
+        ({"engine": "x"}, "engine"),
+        ({"engin": "0"}, "engin"),
+    ],
 )
 def test_what_is_wrong_is_said(http: httpx.Client, fields: Body, said: str) -> None:
     answer = http.post("/drain", params=fields)

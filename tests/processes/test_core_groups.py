@@ -153,7 +153,13 @@ def test_answers_of_one_prompt_come_from_one_core(http: httpx.Client) -> None:
 
 def test_a_drained_core_takes_nothing_new(http: httpx.Client) -> None:
     """A drained core's jobs continue on the other one; it takes requests again when draining is off."""
-    for path in ("/drain", "/drain?engine=2", "/drain?engine=-1", "/drain?engine=0&off=maybe"):
+    for path in (
+        "/drain?engine=",
+        "/drain?engin=0",
+        "/drain?engine=2",
+        "/drain?engine=-1",
+        "/drain?engine=0&off=maybe",
+    ):
         assert http.post(path).status_code == 400, path
     said: list[Body] = []
     turn(http, f"drained {SENTENCE * 4}", said, job_id="drained")

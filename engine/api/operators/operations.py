@@ -26,6 +26,7 @@ from engine.version import package_version
 router = APIRouter()
 
 PAUSE_MODES = ("wait", "keep")
+DRAIN_PARAMS = ("engine", "deadline_s", "wait", "off")
 MAX_DIGITS = 9
 MAX_DEADLINE_S = 86_400
 
@@ -227,6 +228,9 @@ async def drain(request: Request) -> Response:
     requests, and hands over what its pins hold, if there is a folder for that. ``wait=true`` answers when
     that is done; ``off=true`` ends the drain."""
     params = request.query_params
+    for name in params:
+        if name not in DRAIN_PARAMS:  # a misspelt engine must not drain the server
+            raise RequestError(f"{name[:40]!r} is unknown; choose from {', '.join(DRAIN_PARAMS)}.", name[:40])
     if "engine" not in params:
         return json_response(await _drain_server(request))
     number = params["engine"]
