@@ -287,11 +287,11 @@ class AsyncLLM(EngineOperations):
         self.start()
         await self._client.end_drain(engine)
 
-    def drain_server(self, deadline_s: float = 0.0) -> asyncio.Task[HandedOver | None]:
+    async def drain_server(self, deadline_s: float = 0.0) -> asyncio.Task[HandedOver | None]:
         """Drains all cores: new jobs are refused, turns of known ones for up to ``deadline_s`` seconds not.
         The task ends when no request is left, and has handed over what pins hold, if a folder takes it."""
         self.start()
-        return self._drain.begin(deadline_s)
+        return await self._drain.begin(deadline_s)
 
     async def end_drain_of_server(self) -> None:
         """Takes new requests again."""

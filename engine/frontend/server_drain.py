@@ -28,6 +28,9 @@ class Drained(Protocol):
     async def set_door(self, door: Door) -> None:
         """Change which requests they take."""
 
+    async def door(self) -> Door:
+        """Which requests they take."""
+
     async def statistics(self) -> SchedulerStatistics:
         """What they have, added up."""
 
@@ -45,10 +48,12 @@ class ServerDrain:
         self._engine = engine
         self._task: asyncio.Task[HandedOver | None] | None = None
 
-    def begin(self, deadline_s: float) -> asyncio.Task[HandedOver | None]:
-        """Begin to drain, in place of an earlier drain. The task ends when no request is left and what pins
-        hold has been saved, if a folder takes it."""
+    async def begin(self, deadline_s: float) -> asyncio.Task[HandedOver | None]:
+        """Begin to drain, in place of an earlier drain: new jobs are refused from now on. The task ends when
+        no request is left and what pins hold has been saved, if a folder takes it; with None, if the drain
+        was ended in another process."""
         self._stop()
+        await self._engine.set_door(Door.LEAVING)
         self._task = asyncio.create_task(self._drain(time.monotonic() + deadline_s))
         return self._task
 
@@ -64,19 +69,29 @@ class ServerDrain:
             self._task = None
 
     async def _drain(self, until_s: float) -> HandedOver | None:
-        await self._engine.set_door(Door.LEAVING)
         await _until(self._is_quiet, until_s)
         # Before turns go elsewhere, so that they find it; then what the last requests have left.
         await self._engine.hand_over(SAVES_S)
+        if await self._was_ended():
+            await self._engine.end_hand_over()
+            return None
         await self._engine.set_door(Door.CLOSED)
         await _until(self._has_no_requests)
+        if await self._was_ended():
+            return None
         return await self._engine.hand_over(SAVES_S)
+
+    async def _was_ended(self) -> bool:
+        """Whether the drain was ended, perhaps in another process."""
+        return await self._engine.door() is Door.OPEN
 
     async def _has_no_requests(self) -> bool:
         now = await self._engine.statistics()
         return not now.num_running + now.num_waiting + now.num_loading + now.num_compiling
 
     async def _is_quiet(self) -> bool:
+        if await self._was_ended():
+            return True
         return await self._has_no_requests() and not (await self._engine.statistics()).num_pins
 
 

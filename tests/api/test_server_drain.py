@@ -108,6 +108,21 @@ def test_what_is_left_at_the_deadline_moves(servers: tuple[Server, Server], http
             assert second["recomputed_tokens"] == 0
 
 
+def test_a_drain_that_another_process_ends_closes_nothing(http: httpx.Client) -> None:
+    """Whichever front end is asked, the last word counts."""
+    call(http, f"paused {WORDS}", job_id="paused")
+    for _ in range(6):
+        with httpx.Client(base_url=http.base_url, timeout=60) as one:
+            drain(one, deadline_s=0.2)
+        with httpx.Client(base_url=http.base_url, timeout=60) as other:
+            drain(other, off="true")
+    passed = [refusal(http, job_id=f"after-{number}") for number in range(12)]
+    assert passed == [200] * 12
+    assert state(http) == "up"
+    for name in ("paused", *(f"after-{number}" for number in range(12))):
+        http.post(f"/v1/jobs/{name}/finish")
+
+
 def test_running_answers_end_as_they_would(http: httpx.Client) -> None:
     client = openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0)
     asked: Any = {"model": "tiny", "prompt": "run on", "max_tokens": 200, "temperature": 0}

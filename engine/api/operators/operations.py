@@ -259,13 +259,13 @@ async def _drain_server(request: Request) -> ServerDrained:
     if ends:
         await engine.end_drain_of_server()
         return ServerDrained(state="up")
-    draining = engine.drain_server(deadline_s)
+    draining = await engine.drain_server(deadline_s)
     if not waits:
         return ServerDrained(state="draining")
     await asyncio.wait({draining})
-    if draining.cancelled():  # somebody else ended this drain, or began another one
-        return ServerDrained(state=_STATES[await engine.door()])
-    return ServerDrained(state="drained", moved=draining.result() or UNSET)
+    moved = None if draining.cancelled() else draining.result()
+    # Somebody else may have ended this drain, or have begun another one.
+    return ServerDrained(state=_STATES[await engine.door()], moved=moved or UNSET)
 
 
 _STATES: dict[Door, Literal["up", "draining", "drained"]] = {
