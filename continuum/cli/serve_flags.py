@@ -29,7 +29,6 @@ from engine.tool_parsers.catalog import REASONING_PARSERS, TOOL_CALL_PARSERS
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "native", "transformers")
-"""Environment variable with API keys, separated by commas; unlike a flag, no process list shows it."""
 
 SHORT_HELP = frozenset(
     (

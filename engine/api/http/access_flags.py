@@ -9,6 +9,7 @@ from engine.api.config import TlsConfig
 from engine.errors import ConfigError
 
 API_KEY_VARIABLE = "CONTINUUM_API_KEY"
+"""Environment variable with API keys, separated by commas; unlike a flag, no process list shows it."""
 
 
 def add_tls_flags(group: argparse._ArgumentGroup) -> None:
