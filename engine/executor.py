@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,8 +45,8 @@ class ModelInfo:
     """Properties of a pooling model; None: the model generates."""
     media: MediaModels | None = None
     """How the model reads pictures and audio; None: it reads text only."""
-    start_phases: Phases = ()
-    """How long the first rank took to load what it needs."""
+    start_phases: Phases = field(default=(), compare=False)
+    """How long the first rank took to load what it needs: measured, so no part of an equal model."""
 
 
 class PendingOutput(Protocol):

@@ -206,10 +206,7 @@ class Rounds:
 
     def hand_over(self, first: Operated, second: Operated, *, must: bool) -> None:
         """Does what a proxy does; the second server uses its own weights, whatever the first one's."""
-        prompt = self._question()
-        body = self.world.body(prompt)
-        if body.get("sampling_params", body).get("n", 1) > 1:
-            return
+        prompt = self.random.choice([each for each in range(self.world.num_questions) if self._is_one(each)])
         answer = first.ask(prompt, None, kv_transfer_params=ORDER)
         if answer.status_code != 200:
             assert not must, answer.text
@@ -217,6 +214,11 @@ class Rounds:
         params = answer.json().get("kv_transfer_params")
         answer = second.ask(prompt, None, kv_transfer_params=params)
         self.counts["handed over"] += second.check(prompt, None, answer, must=must)
+
+    def _is_one(self, question: int) -> bool:
+        """Whether it asks for one answer: several cannot be handed over."""
+        body = self.world.body(question)
+        return bool(body.get("sampling_params", body).get("n", 1) == 1)
 
     def change(self, to: Operated) -> str:
         """Makes one call of an operator, or a kill, or both, with requests during it."""
