@@ -15,6 +15,8 @@ class EndedRequest:
     """Id by which the client knows it."""
     traceparent: str | None
     """The client's span, in W3C's form, as it was sent."""
+    parent_job: str | None = None
+    """The job that waits for this one; None unless it is a sub-agent's."""
     arrival_s: float
     first_scheduled_s: float | None
     first_token_s: float | None

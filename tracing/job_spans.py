@@ -68,6 +68,8 @@ class _Job:
     last_s: float
     """Time of its last event."""
     span: Span | None = None
+    agent: Attributes = field(default_factory=dict)
+    """Attributes about the sub-agent whose job it is."""
     outcome: str | None = None
     num_turns: int = 0
     num_open_turns: int = 0
@@ -191,14 +193,24 @@ class JobSpans:
         job = turn.job if turn is not None else None
         client = self._client_context(request)
         if job is not None and job.span is None:
-            job.began_s = min(job.began_s, request.arrival_s)
-            job.span = self._begin("job", client or Context(), job.began_s, SpanKind.INTERNAL, {})
+            self._begin_job(job, request, client)
         self._emit_turn(request, turn, client)
         if job is not None:
             self._add_up(job, request, turn)
             job.num_open_turns -= 1
             job.last_s = max(job.last_s, request.ended_s)
             self._emit_job(job)
+
+    def _begin_job(self, job: _Job, request: EndedRequest, client: Context | None) -> None:
+        """Makes the job's span, below the client's if any; a sub-agent's else below that of its parent."""
+        job.began_s = min(job.began_s, request.arrival_s)
+        above = Context()
+        if request.parent_job is not None:
+            job.agent = {"gen_ai.agent.id": job.job_id, "continuum.job.parent": request.parent_job}
+            parent = self._jobs.get(request.parent_job)
+            if parent is not None and parent.span is not None:
+                above = set_span_in_context(parent.span, above)
+        job.span = self._begin("job", client or above, job.began_s, SpanKind.INTERNAL, {})
 
     @staticmethod
     def _add_up(job: _Job, request: EndedRequest, turn: _Turn | None) -> None:
@@ -261,6 +273,7 @@ class JobSpans:
         }
         if turn is not None:
             attributes["gen_ai.conversation.id"] = turn.job.job_id
+            attributes |= turn.job.agent
             attributes["continuum.turn.number"] = turn.number
             attributes["continuum.turn.recomputed_tokens"] = turn.recomputed_tokens
         return attributes
@@ -311,6 +324,7 @@ class JobSpans:
             return
         attributes: Attributes = {
             "gen_ai.conversation.id": gap.job.job_id,
+            **gap.job.agent,
             "gen_ai.request.id": gap.request_id,
             "continuum.turn.number": gap.turn,
             "continuum.gap.tools": gap.tools,
@@ -347,6 +361,7 @@ class JobSpans:
         job.span.set_attributes(
             {
                 "gen_ai.conversation.id": job.job_id,
+                **job.agent,
                 "gen_ai.usage.input_tokens": job.prompt_tokens,
                 "gen_ai.usage.output_tokens": job.output_tokens,
                 **_cache_usage(job.prompt_tokens, job.cached_tokens),

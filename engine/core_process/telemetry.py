@@ -79,6 +79,7 @@ def _ended(request: Request, now: float) -> EndedRequest:
         request_id=request.request_id,
         external_id=request.external_id,
         traceparent=job.traceparent if job is not None else None,
+        parent_job=job.parent_id if job is not None else None,
         arrival_s=request.arrival_time,
         first_scheduled_s=request.first_scheduled_time,
         first_token_s=request.first_token_time,

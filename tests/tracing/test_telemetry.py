@@ -114,6 +114,8 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
                 plain.turn()
             httpx.post(f"{server.url}/v1/jobs/plain/finish", timeout=60).raise_for_status()
             left_open.turn({"traceparent": "00-nonsense-01"})
+            child = {"prompt": "look", "max_tokens": 2, "job_id": "plain/child", "parent_job_id": "left-open"}
+            httpx.post(f"{server.url}/v1/completions", json=child, timeout=60).raise_for_status()
             completion = {"prompt": "once", "max_tokens": 2}
             httpx.post(f"{server.url}/v1/completions", json=completion, timeout=60).raise_for_status()
             assert server.interrupt() == 0
@@ -295,3 +297,13 @@ def test_what_cannot_be_sent_stops_the_start(
     log = (tmp_path / "log").read_text()
     assert told in log
     assert "Traceback" not in log
+
+
+def test_a_sub_agents_spans_name_it_and_lie_below_its_parents_job(run: Run) -> None:
+    said = {"gen_ai.agent.id": "plain/child", "continuum.job.parent": "left-open"}
+    seen = [span for span in run.collector.spans if "gen_ai.agent.id" in span.attributes]
+    assert {span.name for span in seen} == {"job", "text_completion tiny"}
+    assert all(said.items() <= span.attributes.items() for span in seen)
+    (job,) = (span for span in seen if span.name == "job")
+    above = run.job_of(run.left_open)
+    assert (job.trace_id, job.parent_id) == (above.trace_id, above.span_id)
