@@ -8,7 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -25,11 +25,13 @@ from engine.clock import MonotonicClock
 from engine.core_group.shared_words import shared_words
 from engine.routing import EngineLoad, LeastLoadedRouter, RoutedTurn, Router, RouterContext, RouterFactory
 from eval.route.fleet import Fleet
+from eval.route.operators import CHANGE_ONE_SERVER, cheapest_to_end, engines_of
 from eval.route.told import turn_of
 
+Page = TypeVar("Page")
 INLINE_BYTES = 2**20
 """Larger bodies are parsed on a thread."""
-JOBS_WITHIN_S = 5.0
+PAGE_WITHIN_S = 5.0
 KNOWN_WITHIN_S = 2.0
 """How long a turn waits for servers that are asked whether they know its job."""
 FOUND_WITHIN_S = 60.0
@@ -102,6 +104,7 @@ class RouteApp:
             routes=[
                 Route("/health", self._health),
                 Route("/v1/jobs", self._jobs),
+                Route("/engines", self._engines),
                 Route("/{path:path}", self._pass, methods=_METHODS),
             ],
             lifespan=self._lifespan,
@@ -133,16 +136,35 @@ class RouteApp:
 
     async def _jobs(self, request: Request) -> Response:
         """Returns the jobs of all servers."""
-        jobs = list[dict[str, Any]]()
+        pages = await self._ask_all(request, _jobs.decode)
+        if isinstance(pages, Response):
+            return pages
+        jobs = [job for page in pages.values() for job in page.data]
+        known = [job for job in jobs if isinstance(job.get("idle_s"), int | float)]
+        return JSONResponse({"object": "list", "data": sorted(known, key=lambda job: job["idle_s"])})
+
+    async def _engines(self, request: Request) -> Response:
+        """Returns the engine cores of all servers, and the server that costs least to end."""
+        servers = await self._ask_all(request, engines_of)
+        if isinstance(servers, Response):
+            return servers
+        data = [{"url": url, **engine} for url, engines in servers.items() for engine in engines]
+        return JSONResponse({"object": "list", "data": data, "cheapest_to_end": cheapest_to_end(servers)})
+
+    async def _ask_all(self, request: Request, read: Callable[[bytes], Page]) -> dict[str, Page] | Response:
+        """What each server that is up and has such a page answers, by its address; or the answer of the
+        first that does not accept the client's key."""
+        pages = dict[str, Page]()
         for index in self._up():
             with suppress(httpx.HTTPError, msgspec.DecodeError, RecursionError, TimeoutError):
-                async with asyncio.timeout(JOBS_WITHIN_S):
+                async with asyncio.timeout(PAGE_WITHIN_S):
                     answer = await self._send(index, request, b"")
                     if answer.status_code in (401, 403):
                         return self._passed_on(answer, index)
-                    told = _jobs.decode(await answer.aread()) if answer.status_code == 200 else _Jobs()
-                jobs += [job for job in told.data if isinstance(job.get("idle_s"), int | float)]
-        return JSONResponse({"object": "list", "data": sorted(jobs, key=lambda job: job["idle_s"])})
+                    text = await answer.aread()
+                if answer.status_code == 200:
+                    pages[self.fleet.backends[index].url] = read(text)
+        return pages
 
     async def _pass(self, request: Request) -> Response:
         try:
@@ -152,6 +174,8 @@ class RouteApp:
         return await while_connected(request, self._answer(request, body))
 
     async def _answer(self, request: Request, body: bytes) -> Response:
+        if request.method == "POST" and request.url.path in CHANGE_ONE_SERVER:
+            return _error(400, f"{request.url.path} changes one server: send it to that server itself.")
         named = _STORED.match(request.url.path)
         try:
             if named is not None:

@@ -20,14 +20,18 @@ import httpx
 import openai
 import pytest
 import trustme
+from fastapi.routing import APIRoute
 from starlette.types import Message
 
+from engine.api.app import ROUTERS
 from engine.routing import EngineLoad
 from engine.worker.loading.tiny_models import make_model_folder
 from eval.route.fleet import read_metrics
+from eval.route.operators import CHANGE_ONE_SERVER
 from eval.route.proxy import PassedOn
 from eval.route.told import turn_of
 from tests.api.server import Server, running_server
+from tests.api.test_tenants import FOR_OPERATORS
 
 WITHIN_S = 60.0
 SENTENCE = "the quick brown fox jumps over the lazy dog "
@@ -127,6 +131,36 @@ def test_jobs_stay_on_their_server(route: str, servers: tuple[Server, Server], n
     grown = [num_answers(server) - then for server, then in zip(servers, before, strict=True)]
     assert sum(grown) == 24
     assert not named or min(grown) >= 3  # Unnamed jobs go to the server with fewer of the others.
+
+
+@pytest.mark.slow
+def test_it_names_the_server_that_costs_least_to_end(route: str, servers: tuple[Server, Server]) -> None:
+    """The one whose paused jobs hold less; calls that change one server are not given to any."""
+    for server, num_tokens in zip(servers, (3000, 64), strict=True):
+        for job in ("big", "small"):
+            httpx.post(f"{server.url}/v1/jobs/{job}/finish")
+        turn = {"prompt": [7] * num_tokens, "max_tokens": 1, "job_id": "big" if num_tokens > 64 else "small"}
+        assert httpx.post(f"{server.url}/v1/completions", json=turn, timeout=60).status_code == 200
+    told = httpx.get(f"{route}/engines").json()
+    pinned = {each["url"]: each["num_pinned_blocks"] for each in told["data"]}
+    assert pinned.keys() == {server.url for server in servers}
+    assert pinned[servers[0].url] >= 3000 // 16
+    assert told["cheapest_to_end"] == min(pinned, key=lambda url: pinned[url]) == servers[1].url
+    refused = httpx.post(f"{route}/drain")
+    assert refused.status_code == 400
+    assert "to that server itself" in refused.json()["error"]["message"]
+    assert {httpx.get(f"{server.url}/engines").json()["server"] for server in servers} == {"up"}
+
+
+def test_a_route_passes_on_no_call_of_an_operator() -> None:
+    changes = {
+        path.path
+        for router in ROUTERS
+        for path in router.routes
+        if isinstance(path, APIRoute) and path.path in FOR_OPERATORS and "POST" in (path.methods or ())
+    }
+    assert changes
+    assert changes <= CHANGE_ONE_SERVER
 
 
 @pytest.mark.slow
