@@ -273,6 +273,7 @@ def all_accept(server: Server, name: str) -> bool:
         ('[a]\nkey = "x"\n[b]\nkey = "x"', "'b' and 'a' have the same secret"),
         ('["a b"]\nkey = "x"', "'a b' is not a valid name"),
         ('[a]\nsha256 = "x"', "sha256"),
+        ('[a]\nkey = "x"\nservice_tier = "fastest"', "service_tier"),
         ("[a", "api_key_file"),
     ],
 )

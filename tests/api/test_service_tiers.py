@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,53 @@ def test_tiers_are_priorities(policy: str, model: Path, tmp_path: Path) -> None:
     assert [event.priority for event in arrivals] == [1, 0, -1]
     served = [answer["service_tier"] for answer in answers]
     assert served == (["default"] * 3 if policy == "fcfs" else list(tiers))
+
+
+KEYS = """
+[batch]
+key = "key-of-batch"
+service_tier = "flex"
+[usual]
+key = "key-of-usual"
+service_tier = "default"
+[paid]
+key = "key-of-paid"
+service_tier = "priority"
+[free]
+key = "key-of-free"
+"""
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"service_tier": "auto"},
+    {"service_tier": "priority"},
+    {"service_tier": "default"},
+    {"service_tier": "flex"},
+    {"priority": -9},
+    {"priority": 9},
+]
+PRIORITIES = {
+    "batch": [1, 1, 1, 1, 1, 1, 9],
+    "usual": [0, 0, 0, 0, 1, 0, 9],
+    "paid": [-1, -1, -1, 0, 1, -1, 9],
+    "free": [0, 0, -1, 0, 1, -9, 9],
+}
+TIERS = {1: "flex", 0: "default", -1: "priority"}
+
+
+def test_a_key_has_a_best_tier(model: Path, tmp_path: Path) -> None:
+    """It is that of requests that name none; a better one is not served, whatever API asks for it."""
+    trace = tmp_path / "trace.jsonl"
+    keys = tmp_path / "keys.toml"
+    keys.write_text(KEYS)
+    flags = ("--num-gpu-blocks-override", "200", "--api-key-file", str(keys), "--trace", str(trace))
+    with running_server(model, *flags) as server:
+        for (name, priorities), (path, body) in product(PRIORITIES.items(), BODIES.items()):
+            with httpx.Client(base_url=server.url, headers={"x-api-key": f"key-of-{name}"}) as client:
+                answers = [client.post(path, json=body | fields, timeout=60).json() for fields in ASKED]
+            for asked, answer, priority in zip(ASKED, answers, priorities, strict=True):
+                told = TIERS[priority] if "service_tier" in asked else None
+                assert answer.get("service_tier") == (told or ("default" if "responses" in path else None))
+        assert server.interrupt() == 0
+    arrivals = [event for event in read_trace(trace) if isinstance(event, RequestArrived)]
+    expected = [priority for each in PRIORITIES.values() for _ in BODIES for priority in each]
+    assert [event.priority for event in arrivals] == expected

@@ -50,9 +50,10 @@ async def create_chat_completion(request: Request) -> Response:
     """The next message of a conversation."""
     body = await read_body(request, ChatCompletionRequest)
     model = model_of(request, body.model)
-    answer = ChatAnswer(model, body, request.state.request_id)
+    context = model.context(request.headers, body.identity())
+    answer = ChatAnswer(model, body, request.state.request_id, context)
     patience = model.server.patience()
-    conversation = answer.conversation(model.context(request.headers, body.identity()))
+    conversation = answer.conversation()
     turn = ConversationTurn(model, conversation, patience.accepted)
 
     async def respond() -> Response:
@@ -67,17 +68,20 @@ async def create_chat_completion(request: Request) -> Response:
 class ChatAnswer:
     """One chat request: reads OpenAI's body and writes the turn's outputs in OpenAI's format."""
 
-    def __init__(self, model: Model, body: ChatCompletionRequest, request_id: str) -> None:
+    def __init__(
+        self, model: Model, body: ChatCompletionRequest, request_id: str, context: RequestContext
+    ) -> None:
         self._model = model
         self._body = body
-        self._tier = model.served_tier(body.service_tier, body.priority) or UNSET
+        self._tier = model.served_tier(body.service_tier, body.priority, context) or UNSET
+        self._context = context
         self._id = f"chatcmpl-{request_id}"
         self._created = int(time())
         self._left_out = model.server.left_out()
         self._tells_usage = body.continuous_usage
         self._frame = sse.Frame(self._chunk([], None))
 
-    def conversation(self, context: RequestContext) -> Conversation:
+    def conversation(self) -> Conversation:
         """Builds the conversation, independent of the API."""
         body = self._body
         return Conversation(
@@ -87,7 +91,7 @@ class ChatAnswer:
             tools=body.offered_tools(),
             tool_choice=read_tool_choice(body.tool_choice),
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            context=context,
+            context=self._context,
             chat_template=body.chat_template,
             chat_template_kwargs=body.template_kwargs(),
             add_generation_prompt=body.add_generation_prompt,

@@ -77,7 +77,7 @@ class CompletionTurn:
         self._model = model
         self._server = model.server
         self._body = body
-        self._tier = model.served_tier(body.service_tier, body.priority) or UNSET
+        self._tier = model.served_tier(body.service_tier, body.priority, context) or UNSET
         self._id = f"cmpl-{request_id}"
         self._created = int(time())
         self._context = context

@@ -56,8 +56,8 @@ async def render_chat_completion(request: Request) -> Response:
     """The prompt of a chat, as token ids; nothing is generated."""
     body = await read_body(request, ChatCompletionRequest)
     model = model_of(request, body.model)
-    answer = ChatAnswer(model, body, request.state.request_id)
-    conversation = answer.conversation(model.context(request.headers, body.identity()))
+    context = model.context(request.headers, body.identity())
+    conversation = ChatAnswer(model, body, request.state.request_id, context).conversation()
 
     async def respond() -> Response:
         with renamed_fields(body.field_names()):

@@ -197,6 +197,10 @@ class ResponseTurn:
     def _asked(self) -> bytes:
         return asked_of(self._conversation, self._body.instructions, self._model.name)
 
+    def _served_tier(self) -> str | None:
+        body = self._body
+        return self._model.served_tier(body.service_tier, body.priority, self._conversation.context)
+
     def _blank(self, response_id: str) -> Response:
         body = self._body
         params = self._conversation.params
@@ -218,7 +222,7 @@ class ResponseTurn:
             prompt_cache_retention=body.prompt_cache_retention or UNSET,
             reasoning=body.echoed_reasoning(),
             safety_identifier=body.safety_identifier,
-            service_tier=self._model.served_tier(body.service_tier, body.priority) or "default",
+            service_tier=self._served_tier() or "default",
             store=body.keeps,
             temperature=params.temperature,
             text=body.echoed_text(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.api.service.identity import ClientIdentity, request_context
-from engine.api.service.tiers import ServiceTier, served_tier
+from engine.api.service.tiers import ServiceTier, allowed_priority, served_tier
 from engine.records.adapters import Adapter
 from engine.records.messages import RequestContext
 
@@ -25,10 +25,12 @@ class Model:
     name: str
     adapter: Adapter | None
 
-    def served_tier(self, tier: ServiceTier | None, asked_priority: int | None) -> str | None:
+    def served_tier(
+        self, tier: ServiceTier | None, asked_priority: int | None, context: RequestContext
+    ) -> str | None:
         """The tier that the response reports; None if the request names none."""
-        ready = self.server.engine.ready
-        return served_tier(tier, asked_priority, orders_by_priority=ready.orders_by_priority)
+        orders = self.server.engine.ready.orders_by_priority
+        return served_tier(tier, asked_priority, context.priority, orders_by_priority=orders)
 
     def context(self, headers: Mapping[str, str], identity: ClientIdentity) -> RequestContext:
         """Returns the request's context from its headers and body."""
@@ -40,6 +42,9 @@ class Model:
             keeps_alive=server.sse_keep_alive_s is not None,
             job_headers=server.config.job_headers,
         )
+        if server.quotas is not None:
+            best = server.quotas.tier(context.owner)
+            context = msgspec.structs.replace(context, priority=allowed_priority(identity.priority, best))
         if self.adapter is not None:
             context = msgspec.structs.replace(context, adapter=self.adapter)
         if identity.kv_transfer_params is None:

@@ -6,6 +6,7 @@
     key = "SECRET"                  # or sha256 = "..." of the key
     running_requests = 8
     models = ["base", "sql"]
+    service_tier = "flex"
 
     [alice.per_minute]              # and per_day
     requests = 60
@@ -24,6 +25,7 @@ from typing import Annotated
 import msgspec
 
 from engine.api.http.auth import KEY_NAME
+from engine.api.service.tiers import KeyTier
 from engine.errors import ConfigError
 
 MAX_KEYS = 1024
@@ -53,6 +55,8 @@ class TenantKey(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Most requests at once."""
     models: list[str] | None = None
     """Names of the models and adapters that it may use; None: all."""
+    service_tier: KeyTier | None = None
+    """The tier of its requests that name none; none may name a better one. None: any."""
     per_minute: Limits = Limits()
     per_day: Limits = Limits()
 

@@ -14,6 +14,7 @@ from functools import partial
 
 from engine.api.errors import QuotaError
 from engine.api.processes.server_group import ALONE, ServerGroup
+from engine.api.service.tiers import KeyTier
 from engine.api.tenants.key_file import Limits, TenantKey, read_key_file
 from engine.api.tenants.usage_board import UsageBoard, Used, Window
 from engine.errors import ConfigError, RequestError
@@ -59,6 +60,11 @@ class Quotas:
         for listener in self._listeners:
             listener(self.keys)
         logger.info("Read %d keys from %s.", len(self.keys), self._path)
+
+    def tier(self, owner: str | None) -> KeyTier | None:
+        """The best service tier that a key may have; None for any."""
+        key = None if owner is None else self.keys.get(owner)
+        return None if key is None else key.service_tier
 
     def meter(self, owner: str | None) -> Meter | None:
         """What counts the requests of a key; None for one that is not in the file."""
