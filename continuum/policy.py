@@ -16,6 +16,7 @@ from continuum.config import ContinuumConfig
 from continuum.jobs.branches import Branches
 from continuum.jobs.job import BranchTip, Turn
 from continuum.jobs.moved_jobs import moved_turn, take_up
+from continuum.jobs.prewarming import Prewarming
 from continuum.jobs.registry import JobRegistry
 from continuum.jobs.stale_prefixes import StalePrefixes
 from continuum.jobs.turns import Turns
@@ -103,6 +104,9 @@ class ContinuumPolicy(SchedulingPolicy):
         self._turns = Turns(
             self._jobs, block_size, infer_jobs=config.infer_jobs, on_new_turn=learners.work.turn_began
         )
+        self._prewarming = Prewarming(self._jobs, context)
+        self._extended: dict[str, float] = {}
+        """Until when the pin was held that a request which ends now has replaced, by its id."""
         aging = Aging()
         working_set = WorkingSet(learners, context, config)
         ranks = self.ranks(
@@ -174,6 +178,9 @@ class ContinuumPolicy(SchedulingPolicy):
     def on_arrival(self, request: Request, now: float) -> None:
         for job in self._jobs.forget_idle(now):
             self._branches.forget_job(job, now)
+        if self._prewarming.takes(request, now):
+            self._queue.arrived(request, None)
+            return
         if request.job is not None and request.job.moved is not None:
             take_up(self._jobs, self._branches, request, self._block_size, now)
         turn = self._turns.open(request, now)
@@ -200,7 +207,7 @@ class ContinuumPolicy(SchedulingPolicy):
     def on_turn_end(self, request: Request, now: float) -> Pin | None:
         turn = self._close_turn(request, now)
         if turn is None:
-            return None
+            return self._end_prewarming(request, now)
         self._learners.ended(turn, now)
         self._trace.turn_ended(turn, now)
         receipt = make_receipt(turn)
@@ -216,7 +223,28 @@ class ContinuumPolicy(SchedulingPolicy):
         self._receipts[request.request_id] = receipt
         return pin
 
+    def _end_prewarming(self, request: Request, now: float) -> Pin | None:
+        """Holds what the request has computed for its job's next turn, where the last turn's KV is held."""
+        tip = self._prewarming.tip_of(request)
+        self._prewarming.gone(request)
+        deadline_s = self._extended.pop(request.request_id, None)
+        if tip is None:
+            return None
+        self._branches.prewarmed(tip, request, now)
+        if deadline_s is None or tip.ahead is None:
+            return None
+        return self._retention.extend(tip, request.block_hashes[: len(tip.ahead)], deadline_s, now)
+
+    def replaced_at_end(self, request: Request, now: float) -> Iterable[Pin]:
+        tip = self._prewarming.tip_of(request)
+        num_blocks = request.num_computed_tokens // self._block_size
+        if tip is None or tip.pin is None or not self._retention.may_extend(tip, num_blocks):
+            return ()
+        self._extended[request.request_id] = tip.pin.deadline_s
+        return (tip.pin,)
+
     def on_request_gone(self, request: Request, now: float) -> None:
+        self._prewarming.gone(request)
         self._revocation_rule.forget(request)
         turn = self._close_turn(request, now)
         if turn is None:
@@ -270,8 +298,14 @@ class ContinuumPolicy(SchedulingPolicy):
         return self._queue.late_by_s(request, now)
 
     def goes_on(self, request: Request) -> bool:
+        if self._prewarming.has(request):
+            return True
         turn = self._turns.get(request)
         return turn is not None and (turn.number > 1 or turn.tip is not None or turn.job.parent is not None)
+
+    def made_useless(self, request: Request) -> Iterable[str]:
+        turn = self._turns.get(request)
+        return () if turn is None or turn.tip is None else self._prewarming.ahead_of(turn.tip)
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         return self._queue.waiting_key(request, now)
@@ -280,6 +314,8 @@ class ContinuumPolicy(SchedulingPolicy):
         return self._queue.changed_keys(now)
 
     def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
+        if self._prewarming.has(request):
+            return self._prewarming.fits(request, num_free_blocks)
         return self._queue.may_admit(request, now)
 
     def is_overdue(self, request: Request) -> bool:
@@ -294,6 +330,8 @@ class ContinuumPolicy(SchedulingPolicy):
     # ---- pins ----
 
     def revocable_for(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
+        if self._prewarming.has(requester):
+            return iter(())
         return self._revocation_rule.revocable_for(requester, self._turns.get(requester), now, last_resort)
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:

@@ -234,6 +234,8 @@ class RequestArrived(
     """Whether its client receives nothing before the whole answer."""
     deadline_s: float | None = None
     """Seconds from its arrival after which its answer is of no use, as its client said."""
+    prewarms: bool = False
+    """Whether it only computes KV that a later turn will use."""
     awaits_grammar: bool = False
     """Whether it joins the queue only after the ``GrammarReady`` of its id."""
     prefix_blocks: int = 0
@@ -515,14 +517,15 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
     now: float
     kind: str
     """One of: turn_arrived | turn_parked (its job may not start yet) | turn_admitted | turn_ended |
-    turn_aborted | tools_started | finished | forgotten (the job is no longer remembered); or a client's
-    report of its calls: reported_started | reported_progress | reported_finished | reported_cancelled."""
+    turn_aborted | tools_started | prewarmed (another request has computed more of the next turn's prompt) |
+    finished | forgotten (the job is no longer remembered); or a client's report of its calls:
+    reported_started | reported_progress | reported_finished | reported_cancelled."""
     job_id: str
     req_id: str | None = None
     turn: int = 0
     """Number of the turn in its job, from 1; for ``finished``: the number of turns."""
     continues: str | None = None
-    """For ``turn_arrived``: the request of the turn that it continues."""
+    """For ``turn_arrived`` and ``prewarmed``: the request of the turn that it continues."""
     repeats: str | None = None
     """For ``turn_arrived``: an earlier request of the same turn, which its client aborted."""
     waits_since_s: float | None = None

@@ -13,6 +13,7 @@ from enum import Enum, auto
 from continuum.jobs.continuation import left_behind_by, prompt_tail
 from continuum.jobs.job import MAX_TIPS, BranchTip, Job, Turn
 from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.request import Request
 from engine.records.block_chain import BlockChain
 from engine.records.messages import ToolSignal, TurnReceipt
 
@@ -40,6 +41,9 @@ class BranchListener:
 
     def on_hint(self, tip: BranchTip, signal: ToolSignal, now: float) -> None:
         """Called when the client gave a hint about the tip's tools."""
+
+    def on_prewarmed(self, tip: BranchTip, request: Request, now: float) -> None:
+        """Called when a request has computed more of the next turn's prompt: ``tip.ahead``."""
 
     def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
         """Called when ``turn`` has arrived and replaces the tip."""
@@ -117,6 +121,12 @@ class Branches:
     def hinted(self, tip: BranchTip, signal: ToolSignal, now: float) -> None:
         for listener in self._listeners:
             listener.on_hint(tip, signal, now)
+
+    def prewarmed(self, tip: BranchTip, request: Request, now: float) -> None:
+        block_hashes = request.block_hashes[: request.num_computed_tokens // self._block_size]
+        tip.ahead = BlockChain(block_hashes, tip.chain)
+        for listener in self._listeners:
+            listener.on_prewarmed(tip, request, now)
 
     def continue_(self, tip: BranchTip, turn: Turn, now: float) -> None:
         """Replaces the tip by the turn, which takes over the tip's pin when it is admitted."""

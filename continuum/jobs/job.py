@@ -56,6 +56,8 @@ class BranchTip:
     plain_tool: str | None = None
     """The running tool as the published rules name it, once the reply was parsed; None for none or
     several."""
+    ahead: BlockChain | None = None
+    """Full blocks of the next turn's prompt that another request has computed; None if none has."""
     pin: Pin | None = None
     pin_ended: PinEnd | None = None
     receipt: TurnReceipt | None = None
@@ -119,6 +121,8 @@ class Turn:
     """The tip that the turn continues; None for the first turn of a branch."""
     num_known_tokens: int = 0
     """Prompt tokens in full blocks whose KV the tip had computed."""
+    num_ahead_tokens: int = 0
+    """Prompt tokens in full blocks whose KV another request has computed, or the tip."""
     gap_s: float | None = None
     predicted_excess_s: float | None = None
     """Seconds of service that a learned model predicts the job to need beyond usual jobs; None without a
@@ -185,6 +189,11 @@ class Turn:
     @property
     def num_recomputed_tokens(self) -> int:
         return max(0, self.num_known_tokens - (self.num_cached_tokens or 0))
+
+    @property
+    def num_prewarmed_tokens(self) -> int:
+        """Cached tokens that another request has computed for it."""
+        return max(0, min(self.num_ahead_tokens, self.num_cached_tokens or 0) - self.num_known_tokens)
 
 
 @dataclass(slots=True, eq=False)

@@ -13,6 +13,7 @@ from heapq import nlargest
 from itertools import islice
 
 from continuum.jobs.branches import BranchEnd, BranchListener
+from continuum.jobs.continuation import continuation_of
 from continuum.jobs.job import MAX_CHILDREN, MAX_DEPTH, BranchTip, Job, JobTable, Turn
 from continuum.jobs.shared_prefixes import SharedPrefixes, landmarks_of
 from continuum.jobs.tip_index import TipIndex
@@ -83,6 +84,14 @@ class JobRegistry(BranchListener):
             self._name(job, job_id)
         self._jobs.touch(job, request.arrival_time)
         return job, tip
+
+    def tip_before(self, request: Request, block_size: int) -> BranchTip | None:
+        """The branch tip that a prompt continues; None if it continues none. Nothing is opened."""
+        assert request.job is not None
+        job = None if request.job.job_id is None else self.get(request.job.job_id)
+        if job is not None:
+            return continuation_of(job.tips, request, block_size).tip
+        return self._index.find(request, request.job.tenant)
 
     def _new(self, request: Request, job_id: str | None, tenant: str | None) -> Job:
         arrival_s = request.arrival_time
@@ -210,7 +219,7 @@ class JobRegistry(BranchListener):
     def end_turn(self, turn: Turn) -> None:
         self._prefixes.remove(turn.landmarks)
 
-    def num_shared_blocks(self, tip: BranchTip, block_hashes: list[BlockHash], turn: Turn) -> int:
+    def num_shared_blocks(self, tip: BranchTip, block_hashes: list[BlockHash], turn: Turn | None) -> int:
         """Upper bound of the blocks at the start of a superseded or dropped tip that others may request:
         exact within its own job, too high by up to a half for other jobs. ``turn``, which is open, does not
         count."""

@@ -13,6 +13,7 @@ from continuum.jobs.job import BranchTip, Turn
 from continuum.jobs.registry import JobRegistry
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.policy import StalePrefix
+from engine.core.request import Request
 
 POOLS_REMEMBERED = 4
 """Full hashes are kept for this many times the blocks of the pool: older tips are no longer in the device's
@@ -39,6 +40,22 @@ class StalePrefixes(BranchListener):
         return len(self._pending)
 
     def on_opened(self, tip: BranchTip, block_hashes: list[BlockHash], now: float) -> None:
+        self._remember(tip, block_hashes)
+
+    def on_prewarmed(self, tip: BranchTip, request: Request, now: float) -> None:
+        """Remembers the blocks of the request in place of the tip's. Those in which they differ are stale: a
+        client has written the reply differently, or an early result went on within its last block."""
+        assert tip.ahead is not None
+        known = self._hashes.get(tip)
+        if known is None:
+            return
+        num_kept = max(tip.ahead.num_shared(known), self._jobs.num_shared_blocks(tip, known, None))
+        if known[num_kept:]:
+            self._pending.append(StalePrefix(known[num_kept:], num_kept, None, request.request_id))
+        self._forget(tip)
+        self._remember(tip, request.block_hashes[: len(tip.ahead)])
+
+    def _remember(self, tip: BranchTip, block_hashes: list[BlockHash]) -> None:
         self._hashes[tip] = block_hashes
         self._num_hashes += len(block_hashes)
         while self._num_hashes > self._max_hashes:
@@ -47,7 +64,8 @@ class StalePrefixes(BranchListener):
 
     def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
         if self._of_continued and turn.diverged_at_token is not None:
-            self._supersede(tip, turn, turn.num_known_tokens // self._block_size)
+            num_shared_tokens = max(turn.num_known_tokens, turn.num_ahead_tokens)
+            self._supersede(tip, turn, num_shared_tokens // self._block_size)
         self._forget(tip)
 
     def on_superseded(self, tip: BranchTip, turn: Turn, num_shared_blocks: int, now: float) -> None:

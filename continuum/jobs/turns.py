@@ -10,6 +10,7 @@ from continuum.jobs.cut_turns import CutTurn, CutTurns
 from continuum.jobs.job import Job, Turn
 from continuum.jobs.registry import JobRegistry
 from engine.core.request import Request
+from engine.records.block_chain import BlockChain
 
 
 class Turns:
@@ -72,6 +73,7 @@ class Turns:
             number,
             tip,
             continuation.num_shared_blocks * self._block_size,
+            0 if tip is None or tip.ahead is None else self._num_shared_tokens(tip.ahead, request),
             diverged_at_token=continuation.diverged_at_token,
             num_diverged_tokens=continuation.num_diverged_tokens,
             num_task_tokens=request.num_prompt_tokens if tip is None else tip.num_task_tokens,
@@ -81,6 +83,9 @@ class Turns:
         job.turns[request.request_id] = self._open[request.request_id] = turn
         self._jobs.begin_turn(turn, request.num_prompt_tokens // self._block_size)
         return turn
+
+    def _num_shared_tokens(self, chain: BlockChain, request: Request) -> int:
+        return chain.num_shared(request.block_hashes) * self._block_size
 
     def close(self, request: Request, now: float) -> Turn | None:
         """Closes and returns the turn of a request that has ended for any reason."""

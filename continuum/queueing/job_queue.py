@@ -64,6 +64,8 @@ class JobQueue:
         """The smallest of the aging bounds that apply to the request. Half of its deadline is left for its
         computation."""
         config = self._config
+        if turn is None and request.job is not None and request.job.prewarms:
+            return math.inf
         bounds_s = [config.max_wait_s]
         if turn is not None and turn.number > 1:
             bounds_s.append(config.max_return_wait_s)

@@ -8,6 +8,7 @@ from continuum.jobs.job import BranchTip, Job, Turn
 from continuum.queueing.admission import WorkingSet
 from continuum.retention.ttl import TtlDecision, TtlInputs
 from engine.core.policy import Pin, PinEnd
+from engine.core.request import Request
 from engine.records.messages import ToolSignal
 from tracing.events import JobEvent, PinEvent
 from tracing.tracer import Tracer
@@ -53,6 +54,21 @@ class PolicyTrace(BranchListener):
     def turn_aborted(self, turn: Turn, now: float) -> None:
         if self._tracer.on:
             self._turn("turn_aborted", turn, now)
+
+    def on_prewarmed(self, tip: BranchTip, request: Request, now: float) -> None:
+        if self._tracer.on:
+            self._tracer.emit(
+                JobEvent(
+                    now=now,
+                    kind="prewarmed",
+                    job_id=tip.job.job_id,
+                    req_id=request.request_id,
+                    turn=tip.turn_number,
+                    continues=tip.request_id,
+                    num_prompt_tokens=request.num_prompt_tokens,
+                    cached_tokens=request.num_cached_tokens or 0,
+                )
+            )
 
     def on_tools_known(self, tip: BranchTip, now: float) -> None:
         if self._tracer.on:

@@ -22,6 +22,7 @@ def make_receipt(turn: Turn) -> TurnReceipt:
         diverged_at_token=turn.diverged_at_token,
         diverged_tokens=turn.num_diverged_tokens,
         superseded_tokens=turn.num_superseded_tokens,
+        prewarmed_tokens=turn.num_prewarmed_tokens,
         output_steps=turn.request.num_output_steps,
         drafted_tokens=turn.request.num_draft_tokens,
         accepted_tokens=turn.request.num_accepted_tokens,

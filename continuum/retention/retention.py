@@ -78,6 +78,9 @@ class Retention(BranchListener):
         now: float,
     ) -> Pin:
         deadline_s = now + max(decision.ttl_s, self._config.grace_s)
+        return self._add(tip, block_hashes, num_blocks, deadline_s)
+
+    def _add(self, tip: BranchTip, block_hashes: list[BlockHash], num_blocks: int, deadline_s: float) -> Pin:
         pin = Pin(
             next(self._pin_ids),
             tip.job.job_id,
@@ -87,6 +90,23 @@ class Retention(BranchListener):
             num_blocks=num_blocks,
         )
         self._pins.add(pin, tip)
+        return pin
+
+    def may_extend(self, tip: BranchTip, num_blocks: int) -> bool:
+        """Whether the tip's pin may be replaced by one of so many blocks of tokens, and nobody's is lost."""
+        pin = tip.pin
+        if pin is None or num_blocks <= pin.num_prefix_blocks:
+            return False
+        num_more = self._context.blocks_of_pin(num_blocks) - pin.num_blocks
+        return self._pins.reserve(tip.job, max(0, num_more), displace=False)
+
+    def extend(self, tip: BranchTip, block_hashes: list[BlockHash], deadline_s: float, now: float) -> Pin:
+        """Pins a tip whose pin has just ended, with what was computed behind it: until the same time."""
+        num_blocks = self._context.blocks_of_pin(len(block_hashes))
+        pin = self._add(tip, block_hashes, num_blocks, deadline_s)
+        if tip.receipt is not None:
+            tip.receipt = structs.replace(tip.receipt, pinned_tokens=len(block_hashes) * self._block_size)
+        self._trace.created(pin, tip, now)
         return pin
 
     def redecide(self, tip: BranchTip, now: float, remaining: SurvivalCurve | None = None) -> None:

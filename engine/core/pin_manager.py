@@ -44,6 +44,7 @@ class PinManager:
     def begin(self, request: Request, now: float) -> Pin | None:
         """The pin that a turn which ended gets: a lease if its client ordered one, else the policy's."""
         if not self._leases.orders(request):
+            self.end_all(self._policy.replaced_at_end(request, now), PinEnd.RELEASED, now)
             return self._policy.on_turn_end(request, now)
         self._policy.on_request_gone(request, now)
         return self._leases.begin(request, now)

@@ -195,6 +195,11 @@ class QueuePolicy:
         such a job waits for. This changes nothing, since a replay does not ask."""
         return False
 
+    def made_useless(self, request: Request) -> Iterable[str]:
+        """The ids of requests that need not go on, as this one has just been queued. This changes nothing,
+        since a replay does not ask."""
+        return ()
+
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         """Place in the waiting queue, smaller first; ties keep arrival order. Called whenever the request is
         put there, and at no other time: a policy may note it."""
@@ -246,6 +251,10 @@ class RetentionPolicy:
     def on_turn_end(self, request: Request, now: float) -> Pin | None:
         """The pin of a turn that ended by itself (stop or length); None unpins all its blocks."""
         return None
+
+    def replaced_at_end(self, request: Request, now: float) -> Iterable[Pin]:
+        """Pins that end before ``on_turn_end``, since the pin that it returns holds their blocks, too."""
+        return ()
 
     def take_receipt(self, request: Request) -> TurnReceipt | None:
         """The receipt of the turn that just ended, for its client; called once, right after the end."""

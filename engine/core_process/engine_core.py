@@ -33,6 +33,7 @@ from engine.core_process.core_part import CoreParts
 from engine.core_process.core_parts import (
     check_request,
     check_token_budget,
+    end_useless,
     engine_ready,
     make_policy,
     make_scheduler,
@@ -225,6 +226,7 @@ class EngineCore:
                 self._parts.opened(message)
                 self._wake()
                 refused = refuse_new(request, self.scheduler, self._parts, now, self._door)
+                self._failed += end_useless(request, self.scheduler, self._parts, now)
         except RequestError as error:
             return [failed_output(message.request_id, str(error))]
         except Exception as error:

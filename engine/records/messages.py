@@ -90,6 +90,8 @@ class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """The turn that it continues, if another core ran that; its core finds this out, no client."""
     parent_id: str | None = None
     """The job that waits for this one, as the client named it."""
+    prewarms: bool = False
+    """Whether the request only computes KV that a later turn will use; its output is not sent."""
 
 
 class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True):
@@ -265,6 +267,8 @@ class TurnReceipt(BaseReceipt, omit_defaults=True, frozen=True):
     superseded_tokens: int = 0
     """Tokens of the job released when this turn came, as it shows that the job continues without
     them: their blocks are evicted first."""
+    prewarmed_tokens: int = 0
+    """Cached tokens that no earlier turn had computed, but a request that prewarmed this turn."""
     output_steps: int = 0
     """Steps that the answer's tokens came from; as many as tokens if nothing was drafted."""
     drafted_tokens: int = 0

@@ -95,6 +95,7 @@ def _conversation(
         chat_template_kwargs=body.template_kwargs(model.server.config.messages_default_thinking),
         add_generation_prompt=not history.continues_reply,
         continue_final_message=history.continues_reply,
+        is_open=context.job is not None and context.job.prewarms,
         fits_context=True,
         thinking_budget=body.thinking_budget(),
         left_out=left_out.notes,

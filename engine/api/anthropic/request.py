@@ -222,6 +222,7 @@ class MessagesRequest(PromptRequest):
             deadline_s=self.deadline_s,
             cache_salt=self.cache_salt,
             asked_ttl_s=self.asked_lifetime_s(),
+            prewarms=not self.max_tokens,
             streams=bool(self.stream),
         )
 

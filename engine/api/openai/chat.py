@@ -96,6 +96,7 @@ class ChatAnswer:
             chat_template_kwargs=body.template_kwargs(),
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
+            is_open=body.prewarms,
             thinking_budget=body.thinking_budget(),
             include_reasoning=body.include_reasoning,
             left_out=self._left_out.notes,

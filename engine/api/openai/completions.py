@@ -309,6 +309,8 @@ class CompletionTurn:
 
 def completion_limit(body: CompletionRequest, num_prompt_tokens: int, max_model_len: int) -> int | None:
     """The request's ``max_tokens``, or OpenAI's short default, clamped to the rest of the context."""
+    if body.prewarms:
+        return 1
     if body.max_tokens is not None or body.replay_token_ids is not None:
         return body.max_tokens
     return max(1, min(DEFAULT_MAX_TOKENS, max_model_len - num_prompt_tokens))

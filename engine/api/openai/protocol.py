@@ -157,6 +157,8 @@ class GenerationRequest(BaseModel):
         refuse_unsupported(self.model_extra or {})
         if self.prompt_logprobs is not None and self.stream:
             raise RequestError("prompt_logprobs cannot be streamed.", "prompt_logprobs")
+        if self.prewarms and (self.n or 1) != 1:
+            raise RequestError("n must be 1 where prompt_cache_options.prewarm is true.", "n")
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream, which is off.", "stream_options")
         return self
@@ -168,6 +170,11 @@ class GenerationRequest(BaseModel):
     @property
     def continuous_usage(self) -> bool:
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def prewarms(self) -> bool:
+        """Whether the prompt is only cached and nothing is generated."""
+        return self.prompt_cache_options is not None and bool(self.prompt_cache_options.prewarm)
 
     def identity(self) -> ClientIdentity:
         """The body's fields that identify the job, and its priority and cache salt."""
@@ -185,6 +192,7 @@ class GenerationRequest(BaseModel):
             deadline_s=self.deadline_s,
             cache_salt=self.cache_salt,
             asked_ttl_s=asked_ttl_s(self.prompt_cache_options, self.prompt_cache_retention),
+            prewarms=self.prewarms,
             streams=bool(self.stream),
             kv_transfer_params=self.kv_transfer_params,
         )
@@ -193,11 +201,13 @@ class GenerationRequest(BaseModel):
         """The model's ``defaults``, overridden by the request's values."""
         set_here = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         changes = {name: value for name, value in set_here.items() if value is not None}
+        if self.prewarms:
+            changes["min_tokens"] = 0
         detection = self.repetition_detection
         return msgspec.structs.replace(
             defaults,
             **changes,
-            max_tokens=self.output_limit(),
+            max_tokens=1 if self.prewarms else self.output_limit(),
             logprobs=num_logprobs,
             structured_outputs=wanted_output(self.response_format, self.structured_outputs),
             repetition_detection=None if detection is None else detection.params(),

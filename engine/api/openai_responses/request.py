@@ -125,11 +125,6 @@ class ResponsesRequest(GenerationRequest):
         return named.id if isinstance(named, ConversationParam) else named
 
     @property
-    def prewarms(self) -> bool:
-        """Whether the prompt is only cached and nothing is generated."""
-        return self.prompt_cache_options is not None and bool(self.prompt_cache_options.prewarm)
-
-    @property
     def compared_with(self) -> str | None:
         """The response whose prompt should have been reused, if the client asks about it."""
         options = self.prompt_cache_options
@@ -170,8 +165,6 @@ class ResponsesRequest(GenerationRequest):
         )
 
     def output_limit(self) -> int | None:
-        if self.prewarms:
-            return 1
         return self.max_output_tokens if self.max_output_tokens is not None else self.max_tokens
 
     def identity_after(self, previous_job_id: str | None) -> ClientIdentity:

@@ -168,8 +168,9 @@ class ResponseTurn:
             parallel_tool_calls=body.parallel_tool_calls is not False,
             context=changed(
                 self._model.context(headers, body.identity_after(previous.job_id if previous else None)),
-                keeps_tokens=body.keeps,
+                keeps_tokens=body.keeps and not body.prewarms,
             ),
+            is_open=body.prewarms,
             chat_template_kwargs=body.template_kwargs(),
             thinking_budget=body.thinking_budget(),
             left_out=[*(known.left_out if known else ()), *left_out.notes, *self._tools.warnings],

@@ -15,6 +15,7 @@ from typing import Any
 from engine.api.config import ServerConfig
 from engine.api.prompt.appended_chat import STAND_IN_TOOL, HistoryShape, appended_text
 from engine.api.prompt.chat_messages import Message, normalize
+from engine.api.prompt.open_end import without_end
 from engine.api.prompt.prompt_media import PromptMedia
 from engine.api.prompt.strict_templates import in_some_shape
 from engine.api.prompt.system_messages import with_one_system
@@ -53,6 +54,8 @@ class ChatPrompt:
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    is_open: bool = False
+    """Whether the last message may still grow: the prompt ends with its text."""
     media: PromptMedia | None = None
     """The media that marks in the messages represent; None if the model reads text only."""
 
@@ -161,6 +164,8 @@ class Prompts:
             text = appended_text(normal[0], normal[1:], end, known.shape, render)
             if text is None or not may_fit(self._tokenizer, text, self._max_model_len):
                 return None
+            if chat.is_open:
+                text = without_end(text, normal)
             separated = owner if self._separates_owners else None
             return self._tokenizer.encode_behind(known.token_ids[-1], text, owner=separated)
 
@@ -186,8 +191,10 @@ class Prompts:
             media = await chat.media.read(normal, owner if self._separates_owners else None, lease)
         render = partial(self._render, chat, Counter(each.kind for each in media))
         if chat.chat_template is not None or _is_long(chat.messages):  # a client's template may run forever
-            return await asyncio.to_thread(in_some_shape, normal, render), media
-        return in_some_shape(normal, render), media
+            text = await asyncio.to_thread(in_some_shape, normal, render)
+        else:
+            text = in_some_shape(normal, render)
+        return without_end(text, normal) if chat.is_open else text, media
 
     def _normalized(self, messages: list[Message]) -> list[Message]:
         normal = normalize(messages)

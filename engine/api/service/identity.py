@@ -89,6 +89,8 @@ class ClientIdentity:
     """How long the client requests to keep the turn's KV."""
     deadline_s: object = None
     """Seconds from the request's arrival after which its answer is of no use."""
+    prewarms: bool = False
+    """Whether the prompt is only cached, and nothing is answered."""
     streams: bool = False
     """Whether the client receives parts of the answer before it is complete."""
     kv_transfer_params: Mapping[str, Any] | None = None
@@ -141,6 +143,7 @@ def identify(
         asked_ttl_s=identity.asked_ttl_s,
         deadline_s=_deadline_s(identity, xargs),
         parent_id=None if parent_id is None else owned_id(headers, parent_id),
+        prewarms=identity.prewarms,
     )
 
 

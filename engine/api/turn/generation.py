@@ -67,6 +67,8 @@ class Generation:
                     prefill.came(output)
                     if record is not None:
                         record.came(output)
+                    if context.job is not None and context.job.prewarms:
+                        _leave_out(output, may_be_cut=not self._has_ended(request_id))
                     for answer in output.outputs:
                         if answer.finish_reason == "abort":
                             raise self._why_ended(request_id)
@@ -100,6 +102,10 @@ class Generation:
         self._timed_out[request_id] = RequestTimeoutError(limit, timeout_s)
         await self._engine.abort(request_id)
 
+    def _has_ended(self, request_id: str) -> bool:
+        """Whether this process has ended the request."""
+        return self._ended or request_id in self._timed_out
+
     def _why_ended(self, request_id: str) -> Exception:
         return self._timed_out.get(request_id) or ServerClosingError()
 
@@ -123,6 +129,18 @@ class Generation:
         self._ended = True
         for request_id in list(self._live):
             await self._engine.abort(request_id)
+
+
+def _leave_out(output: RequestOutput, *, may_be_cut: bool) -> None:
+    """Takes the answer out of the output of a request that only prewarms. ``may_be_cut``: the core may have
+    ended it, as the turn has come that it was for."""
+    for answer in output.outputs:
+        answer.text = ""
+        answer.token_ids = []
+        answer.logprobs = None
+        if answer.finish_reason == "stop" or (may_be_cut and answer.finish_reason == "abort"):
+            answer.finish_reason = "length"
+            answer.stop_reason = None
 
 
 def _decided(decided: TurnReceipt | None, at_end: TurnReceipt | None) -> TurnReceipt | None:

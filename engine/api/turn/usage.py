@@ -40,6 +40,7 @@ def receipt_of_all(request_id: str, receipts: Sequence[TurnReceipt]) -> TurnRece
         pinned_tokens=sum(receipt.pinned_tokens for receipt in receipts),
         diverged_tokens=sum(receipt.diverged_tokens for receipt in receipts),
         superseded_tokens=sum(receipt.superseded_tokens for receipt in receipts),
+        prewarmed_tokens=sum(receipt.prewarmed_tokens for receipt in receipts),
         output_steps=sum(receipt.output_steps for receipt in receipts),
         drafted_tokens=sum(receipt.drafted_tokens for receipt in receipts),
         accepted_tokens=sum(receipt.accepted_tokens for receipt in receipts),

@@ -118,6 +118,7 @@ class InputTrace:
         if job is not None:
             event.job_id = job.job_id
             event.parent_id = job.parent_id
+            event.prewarms = job.prewarms
             event.is_last_step = job.is_last_step
             event.tenant = job.tenant
             event.num_replies = job.num_replies

@@ -169,4 +169,5 @@ def _job_ref(arrived: RequestArrived) -> JobRef | None:
         deadline_s=arrived.deadline_s,
         moved=arrived.moved,
         parent_id=arrived.parent_id,
+        prewarms=arrived.prewarms,
     )

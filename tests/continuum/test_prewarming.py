@@ -1,0 +1,131 @@
+"""Requests that run ahead of a job's next turn: they end no tool call, take nothing from others, and what
+they compute is held until the turn comes."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.records.messages import JobFinished
+from tests.continuum.job_room import BLOCK, JobRoom
+from tracing.events import JobEvent, PinEvent
+from tracing.tracer import Tracer
+
+PROMPT = [1] * 96
+PART = 64
+
+
+class Kept:
+    """Keeps what is traced."""
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+
+    def emit(self, event: object) -> None:
+        self.events.append(event)
+
+
+def early(room: JobRoom, request_id: str, prompt: list[int], job_id: str | None = "job") -> None:
+    """Sends a part of the next turn's prompt and computes it."""
+    room.ask(request_id, prompt, job_id, prewarms=True, max_tokens=1)
+    room.run()
+
+
+@pytest.mark.parametrize("job_id", ["job", None])
+def test_results_that_come_early_are_computed_while_the_tool_runs(job_id: str | None) -> None:
+    room = JobRoom()
+    room.turn("r1", PROMPT, job_id, num_replies=0)
+    room.read("r1", "make")
+    said = room.said("r1")
+    result = [5] * (3 * PART)
+    for number in (1, 2, 3):
+        room.advance(2)
+        room.ask(f"p{number}", said + result[: number * PART], job_id, prewarms=True, num_replies=1)
+        room.run()
+        assert room.finished[f"p{number}"].receipt is None
+        assert room.num_pins == 1
+    room.advance(2)
+    receipt = room.turn("r2", [*said, *result, 7, 7], job_id, num_replies=1, num_results=1)
+    assert (receipt.turn, receipt.previous_pin) == (2, "handed_over")
+    assert receipt.gap_s == pytest.approx(8, abs=1)
+    assert receipt.cached_tokens == len(said + result) // BLOCK * BLOCK
+    assert receipt.recomputed_tokens == 0
+    known = len(said) // BLOCK * BLOCK
+    assert receipt.prewarmed_tokens == pytest.approx(receipt.cached_tokens - known, abs=BLOCK)
+    assert room.ends() == {"released": 3, "handed_over": 1}
+
+
+def test_the_tools_duration_is_that_of_the_whole_gap() -> None:
+    """Two jobs with the same calls, one with early results: both teach the same."""
+    learned = []
+    for is_early in (False, True):
+        room = JobRoom()
+        for number in range(12):
+            job_id = f"job{number}"
+            room.turn(f"r{number}", [*PROMPT, number], job_id)
+            room.read(f"r{number}", "make")
+            said = room.said(f"r{number}")
+            room.advance(1)
+            if is_early:
+                early(room, f"p{number}", said + [5] * 40, job_id)
+            room.advance(3)
+            room.turn(f"s{number}", said + [5] * 60, job_id, last=True)
+        room.turn("last", [9] * 96, "last")
+        learned.append(room.read("last", "make").expected_tool_s)
+    assert learned[0] is not None
+    assert learned[1] == pytest.approx(learned[0], rel=0.2)
+
+
+def test_it_waits_behind_all_others_and_takes_nobodys_pin() -> None:
+    room = JobRoom(num_blocks=33)
+    room.turn("r1", PROMPT, "job")
+    room.read("r1", "make")
+    room.turn("o1", [2] * 256, "other")
+    room.read("o1", "make")
+    assert room.num_pins == 2
+    room.ask("p1", [*room.said("r1"), *[5] * 200], "job", prewarms=True, max_tokens=1)
+    room.ask("new", [3] * 32, "new", max_tokens=1)
+    for _ in range(8):
+        room.step()
+    assert "new" in room.finished
+    assert "p1" not in room.finished
+    assert room.num_pins == 3
+    room.scheduler.signal(JobFinished("other"), room.clock.now())
+    room.run()
+    assert "p1" in room.finished
+    assert room.num_pins == 2
+
+
+def test_what_it_computed_goes_with_its_job() -> None:
+    room = JobRoom()
+    room.turn("r1", PROMPT, "job")
+    room.read("r1", "make")
+    room.ask("p1", [*room.said("r1"), *[5] * 64], "job", prewarms=True, max_tokens=1)
+    room.scheduler.signal(JobFinished("job"), room.clock.now())
+    room.run()
+    assert room.num_pins == 0
+
+
+def test_without_a_turn_before_it_is_the_jobs_first() -> None:
+    """A prompt that is cached before the job begins is held as its client asks."""
+    room = JobRoom()
+    receipt = room.turn("p1", PROMPT, "job", prewarms=True, max_tokens=1)
+    assert receipt.turn == 1
+    assert room.num_pins == 1
+
+
+def test_the_trace_tells_what_was_prewarmed_and_held() -> None:
+    kept = Kept()
+    room = JobRoom(tracer=Tracer(kept))
+    room.turn("r1", PROMPT, "job")
+    room.read("r1", "make")
+    early(room, "p1", [*room.said("r1"), *[5] * 64])
+    events = [each for each in kept.events if isinstance(each, JobEvent) and each.kind == "prewarmed"]
+    assert [(each.req_id, each.continues, each.turn) for each in events] == [("p1", "r1", 1)]
+    pins = [each for each in kept.events if isinstance(each, PinEvent) and each.kind in ("created", "ended")]
+    assert [(each.kind, each.req_id) for each in pins] == [
+        ("created", "r1"),
+        ("ended", "r1"),
+        ("created", "r1"),
+    ]
+    assert pins[2].deadline_s is not None
+    assert pins[2].num_blocks > pins[0].num_blocks
