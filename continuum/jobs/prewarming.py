@@ -47,7 +47,7 @@ class Prewarming:
         others hold."""
         pin = self._tips[request.request_id].pin
         num_wanted = self._blocks_of_pin(-(-request.num_tokens // self._block_size))
-        return num_wanted - (0 if pin is None else pin.num_blocks) < num_free_blocks
+        return num_wanted - (0 if pin is None else pin.num_blocks) <= num_free_blocks
 
     def tip_of(self, request: Request) -> BranchTip | None:
         """The tip that the request goes on from; None for other requests, and once no turn may do so, too."""

@@ -3,8 +3,12 @@ they compute is held until the turn comes."""
 
 from __future__ import annotations
 
+from itertools import count
+from random import Random
+
 import pytest
 
+from engine.core.request import RequestStatus
 from engine.records.messages import JobFinished
 from tests.continuum.job_room import BLOCK, JobRoom
 from tracing.events import JobEvent, PinEvent
@@ -129,3 +133,77 @@ def test_the_trace_tells_what_was_prewarmed_and_held() -> None:
     ]
     assert pins[2].deadline_s is not None
     assert pins[2].num_blocks > pins[0].num_blocks
+
+
+class Agents:
+    """Random agents in few blocks: their tools' results come early in parts, in time, or never."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.num_blocks = self.random.choice((32, 40, 80))
+        self.room = JobRoom(num_blocks=self.num_blocks)
+        self.numbers = count()
+        self.said: dict[str, list[int]] = {}
+        """What each job has said so far, if no turn of it is open."""
+        self.open: dict[str, str] = {}
+        """The open turn of each job."""
+        self.num_early = 0
+
+    def act(self) -> None:
+        job = f"job{self.random.randrange(5)}"
+        act = self.random.choice((self._turn, self._turn, self._early, self._early, self._finish))
+        act(job)
+        for _ in range(self.random.choice((0, 1, 3, 12))):
+            self.room.step(self.random.choice((0.01, 0.5)))
+            self.room.check_invariants()
+        for each, request_id in list(self.open.items()):
+            if request_id in self.room.finished:
+                del self.open[each]
+                self.said[each] = self.room.said(request_id)
+                self.room.read(request_id, self.random.choice(("make", "ls")))
+
+    def _turn(self, job: str) -> None:
+        if job in self.open:
+            return
+        said = self.said.pop(job, [])
+        request_id = f"r{next(self.numbers)}"
+        self.open[job] = request_id
+        prompt = [*said, *self._new()]
+        if len(prompt) > 300:
+            prompt = prompt[:40]
+        request = self.room.ask(request_id, prompt, job, max_tokens=6)
+        for useless in list(self.room.policy.made_useless(request)):
+            aborted = RequestStatus.FINISHED_ABORTED
+            self.room.scheduler.finish_requests([useless], aborted, self.room.clock.now())
+
+    def _early(self, job: str) -> None:
+        if job in self.said:
+            request_id = f"p{next(self.numbers)}"
+            self.num_early += 1
+            prompt = [*self.said[job], *self._new()]
+            self.room.ask(request_id, prompt, job, prewarms=True, max_tokens=1)
+
+    def _finish(self, job: str) -> None:
+        if job not in self.open and self.random.random() < 0.2:
+            self.said.pop(job, None)
+            self.room.scheduler.signal(JobFinished(job), self.room.clock.now())
+
+    def _new(self) -> list[int]:
+        return [self.random.randrange(3)] * self.random.randrange(1, 90)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_is_lost_among_random_agents(seed: int) -> None:
+    """However results come, every turn ends, and once the jobs are over every block is free."""
+    agents = Agents(seed)
+    for _ in range(150):
+        agents.act()
+    room = agents.room
+    assert agents.num_early > 10
+    for job in range(5):
+        room.scheduler.signal(JobFinished(f"job{job}"), room.clock.now())
+    room.run()
+    room.check_invariants()
+    assert room.num_pins == 0
+    assert room.scheduler.kv.num_free_blocks == agents.num_blocks - 1
+    assert set(agents.open.values()) <= room.finished.keys()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
+from continuum.jobs.prewarming import LAST_OF_ALL
 from engine.core.offload.disk_tier import DiskLevel
 from engine.core.policy import Pin, PinEnd, PolicyContext, PriorityPolicy, SchedulingPolicy
 from engine.core.request import KnownPrefix, Request, RequestStatus
@@ -84,6 +85,7 @@ SAID = st.builds(
     num_replies=st.sampled_from([None, None, 0, 1, 2]),
     num_results=st.sampled_from([None, 0, 1]),
     deadline_s=st.sampled_from([None, None, 0.5, 3.0]),
+    prewarms=st.sampled_from([False, False, False, True]),
 )
 """What a client says about a turn's job."""
 MAX_WAIT_S = 1.0
@@ -203,6 +205,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tracer = Tracer()
         self.added: dict[str, Awaited] = {}
         self.jobs: dict[str, list[list[int]]] = {}
+        self.named: dict[str, JobRef] = {}
+        """What the client said of each turn whose job it named."""
         self.kept_turns = KeptTurns(250, BLOCK_SIZE)
 
     @initialize(
@@ -304,6 +308,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.added[request_id] = Awaited(request, min(ends))
         if job is not None:
             self.jobs.setdefault(job, []).append(self.room.tokens[request_id])
+            if said.job_id is not None:
+                self.named[request_id] = replace(said, num_replies=None, is_last_step=False)
+        for useless in list(self.room.scheduler.policy.made_useless(request)):
+            self._end(useless, stopped=False)
 
     @rule(
         length=st.integers(1, 40),
@@ -359,6 +367,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt[data.draw(st.integers(0, len(prompt) - 1))] = 7
         said = replace(said, job_id=job if said.job_id else None)
         self._add(prompt, job, said, max_tokens=6, awaits_grammar=awaits_grammar)
+
+    @precondition(lambda self: self.named and self.room.finished)
+    @rule(data=st.data(), more=st.integers(4, 24), goes_on=st.booleans())
+    def result_comes_early(self, data: st.DataObject, more: int, goes_on: bool) -> None:
+        """Computes what is known of the turn that follows one that has ended; that turn may come at once."""
+        over = sorted(self.named.keys() & self.room.finished.keys())
+        if not over:
+            return
+        before = data.draw(st.sampled_from(over))
+        said = self.named[before]
+        prompt = self.room.tokens[before] + list(range(more))
+        self._add(prompt, said.job_id, replace(said, prewarms=True), max_tokens=1)
+        if goes_on:
+            self._add([*prompt, 1, 2], said.job_id, replace(said, prewarms=False), max_tokens=2)
 
     @precondition(lambda self: len(self.kept_turns) > 0)
     @rule(
@@ -418,7 +440,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         still_there = {request.request_id for request in self.room.scheduler.waiting}
         started = [request for request in queued if request.request_id not in still_there]
         for request in queued:
-            if request.request_id in still_there and now - request.arrival_time >= MAX_WAIT_S:
+            is_bounded = request.priority < LAST_OF_ALL
+            if is_bounded and request.request_id in still_there and now - request.arrival_time >= MAX_WAIT_S:
                 same = [other for other in started if other.tenant == request.tenant]
                 own = [other for other in same if other.adapter or not request.adapter]
                 assert all(other.arrival_time <= request.arrival_time for other in own)
@@ -454,7 +477,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.room.scheduler.requests)
     @rule(data=st.data(), stopped=st.booleans())
     def end_early(self, data: st.DataObject, stopped: bool) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.room.scheduler.requests)))
+        self._end(data.draw(st.sampled_from(sorted(self.room.scheduler.requests))), stopped=stopped)
+
+    def _end(self, request_id: str, *, stopped: bool) -> None:
         status = RequestStatus.FINISHED_STOPPED if stopped else RequestStatus.FINISHED_ABORTED
         now = self.room.clock.now()
         outputs = self.room.scheduler.finish_requests([request_id, "never seen"], status, now)
