@@ -12,8 +12,9 @@ from continuum.jobs.job import BranchTip
 from continuum.jobs.registry import JobRegistry
 from engine.core.policy import PolicyContext
 from engine.core.request import Request
+from engine.records.priority import MAX_PRIORITY
 
-LAST_OF_ALL = 2**53
+LAST_OF_ALL = MAX_PRIORITY
 """The priority of these requests."""
 
 

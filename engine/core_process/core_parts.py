@@ -30,6 +30,7 @@ from engine.media.checks import check_media
 from engine.records.door import DRAINING, Door
 from engine.records.media import MediaModels
 from engine.records.messages import EngineCoreOutput, EngineCoreRequest, EngineReady
+from engine.records.priority import check_priority
 from engine.records.sampling_params import check_vocabulary
 from engine.tokenization.prompt_encoder import extreme_tokens
 from tracing.tracer import Tracer
@@ -214,6 +215,7 @@ def check_request(message: EngineCoreRequest, ready: EngineReady) -> None:
         raise RequestError(f"The prompt has {num_tokens} tokens; 1 to {most_tokens} fit.")
     check_vocabulary("The prompt", extreme_tokens(message.prompt_token_ids), ready.vocab_size)
     check_media(message.media, num_tokens, ready.media)
+    check_priority(message.priority)
     params = message.sampling_params
     params.verify()
     params.verify_vocabulary(ready.vocab_size)

@@ -17,6 +17,7 @@ from engine.errors import ConfigError, ContextLengthError, RequestError
 from engine.frontend.pooling_inputs import PLACEHOLDER_PARAMS, for_what_the_model_does
 from engine.records.kv_transfer import KVLeaseOrder
 from engine.records.messages import NO_CONTEXT, EngineCoreRequest, EngineReady, RequestContext
+from engine.records.priority import check_priority
 from engine.records.sampling_params import MAX_LOGIT_BIAS, SamplingParams, check_vocabulary
 from engine.records.structured_outputs import StructuredOutputsParams, ThinkingLimit
 from engine.structured_output.backend import TokenTable
@@ -207,6 +208,7 @@ class InputProcessor:
         if context.pooling is not None:
             params = PLACEHOLDER_PARAMS
         self._check_prompt(prompt_token_ids)
+        check_priority(context.priority)
         params.verify()
         if params.n > 1 and isinstance(context.kv_transfer, KVLeaseOrder):
             raise RequestError("n must be 1 with kv_transfer_params.do_remote_decode.", "n")

@@ -42,6 +42,16 @@ def test_the_response_names_the_tier(
 
 
 @pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("priority", [2**53 + 1, -(2**63)])
+def test_a_priority_that_no_trace_can_tell_is_refused(http: httpx.Client, path: str, priority: int) -> None:
+    """A trace with one such request would be read by nobody."""
+    answer = http.post(path, json=BODIES[path] | {"priority": priority})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "priority"
+    assert str(2**53) in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", BODIES)
 def test_an_unknown_tier_is_refused(http: httpx.Client, path: str) -> None:
     answer = http.post(path, json=BODIES[path] | {"service_tier": "fastest"})
     assert answer.status_code == 400
