@@ -166,9 +166,12 @@ class Branches:
     # ---- jobs end ----
 
     def finish_job(self, job: Job, now: float) -> None:
-        """Drops all branches of a job that gets no new turn; its running turns open none when they end."""
+        """Drops all branches of a job that gets no new turn, and of the jobs that it waited for; its running
+        turns open none when they end."""
         is_news = not job.is_finished
         job.is_finished = True
+        for child in list(job.children):
+            self.finish_job(child, now)
         for tip in list(job.tips):
             self._drop(tip, BranchEnd.JOB_DONE, now)
         if not job.turns:

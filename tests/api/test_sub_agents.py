@@ -48,6 +48,17 @@ def run_agent(server: Server, number: int, depth: int = 0, parent: str | None = 
     return answers
 
 
+def shape_of(tree: dict[str, Any]) -> dict[str, Any]:
+    """The ids of a job, and of those below it."""
+    below = [shape_of(child) for child in tree["children"]]
+    return {tree["job"]["id"]: {name: each[name] for each in below for name in sorted(each)}}
+
+
+def jobs_after_the_end_of(server: Server, job: str) -> set[str]:
+    httpx.post(f"{server.url}/v1/jobs/{job}/finish").raise_for_status()
+    return {each["id"] for each in httpx.get(f"{server.url}/v1/jobs").json()["data"]}
+
+
 @pytest.mark.slow
 def test_trees_of_agents_end_as_they_do_alone(model_folder: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
@@ -58,9 +69,19 @@ def test_trees_of_agents_end_as_they_do_alone(model_folder: Path, tmp_path: Path
         with ThreadPoolExecutor(NUM_AGENTS) as pool:
             answers = list(pool.map(lambda number: run_agent(server, number), range(NUM_AGENTS)))
         root = httpx.get(f"{server.url}/v1/jobs/agent-0").json()
+        tree = httpx.get(f"{server.url}/v1/jobs/agent-0/tree").json()
+        left = jobs_after_the_end_of(server, "agent-0")
         assert server.interrupt() == 0
     assert answers == expected
     assert sorted(root["children"]) == ["agent-0/1-0", "agent-0/1-1"]
+    assert shape_of(tree) == {
+        "agent-0": {
+            "agent-0/1-0": {"agent-0/1-0/2-0": {}, "agent-0/1-0/2-1": {}},
+            "agent-0/1-1": {"agent-0/1-1/2-0": {}, "agent-0/1-1/2-1": {}},
+        }
+    }
+    assert left
+    assert not any(job.startswith("agent-0") for job in left)
     arrived = [json.loads(line) for line in trace.read_text().splitlines() if "request_arrived" in line]
     parents = {event["job_id"]: event.get("parent_id") for event in arrived}
     assert parents["agent-0"] is None

@@ -67,6 +67,7 @@ FOR_ALL = POOLING_BODIES.keys() | {
     "/v1/jobs",
     "/v1/jobs/{job_id:path}",
     "/v1/jobs/{job_id:path}/finish",
+    "/v1/jobs/{job_id:path}/tree",
     "/v1/jobs/{job_id:path}/signals",
     "/tokenize",
     "/detokenize",
@@ -211,6 +212,7 @@ def test_no_id_leads_to_anothers_job(alice: httpx.Client, bob: httpx.Client, ope
             assert receipt["job_id"] not in (named, inferred)
             assert receipt["turn"] == 1
         assert bob.get(f"/v1/jobs/{job_id}").status_code == 404
+        assert bob.get(f"/v1/jobs/{job_id}/tree").status_code == 404
         assert bob.post(f"/v1/jobs/{job_id}/finish").status_code == 404
         signal = {"state": "finished"}
         assert bob.post(f"/v1/jobs/{job_id}/signals", json=signal).status_code == 404

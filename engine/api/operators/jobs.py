@@ -71,6 +71,14 @@ class JobList(msgspec.Struct, kw_only=True):
     data: list[JobStatus]
 
 
+class JobTree(msgspec.Struct, kw_only=True):
+    """Answer of GET /v1/jobs/{id}/tree: a job, and its sub-agents' trees."""
+
+    object: Literal["job.tree"] = "job.tree"
+    job: JobStatus
+    children: list[JobTree]
+
+
 class FinishedJob(msgspec.Struct, kw_only=True):
     """Answer of POST /v1/jobs/{id}/finish."""
 
@@ -97,6 +105,25 @@ async def list_jobs(request: Request) -> Response:
     return json_response(JobList(data=jobs))
 
 
+@endpoint(router, "GET", "/v1/jobs/{job_id:path}/tree")
+async def show_tree(request: Request) -> Response:
+    """Shows a job and the jobs that it waits for, or has waited for, and theirs: at most 1000."""
+    engine = _engine_with_jobs(request)
+    left = MAX_LIMIT
+
+    async def tree_of(job: JobStatus) -> JobTree:
+        nonlocal left
+        left -= 1
+        children = list[JobTree]()
+        for child_id in job.children:
+            child = await engine.job(child_id) if left > 0 else None
+            if child is not None and child.parent == job.id:
+                children.append(await tree_of(child))
+        return JobTree(job=job, children=children)
+
+    return json_response(await tree_of(await _job(request)))
+
+
 @endpoint(router, "GET", "/v1/jobs/{job_id:path}")
 async def show_job(request: Request) -> Response:
     """Shows one job: its turns, its retained KV and for how long, and when its next turn is expected."""
@@ -116,7 +143,7 @@ async def signal_job(request: Request) -> Response:
 
 @endpoint(router, "POST", "/v1/jobs/{job_id:path}/finish")
 async def finish_job(request: Request) -> Response:
-    """Reports that the job has no more turns: its retained KV is released."""
+    """Reports that the job has no more turns, nor those that it waited for: retained KV is released."""
     job = await _job(request)
     await _engine_with_jobs(request).finish_job(job.id)
     return json_response(FinishedJob(id=job.id))
