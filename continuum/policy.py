@@ -335,7 +335,10 @@ class ContinuumPolicy(SchedulingPolicy):
         return self._revocation_rule.revocable_for(requester, self._turns.get(requester), now, last_resort)
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
-        return self._pins.due(now)
+        for pin, cause in self._pins.due(now):
+            is_due = cause is PinEnd.EXPIRED
+            if not (is_due and self._retention.holds_on(pin, self._turns.longest_wait_s(now), now)):
+                yield pin, cause
 
     def next_due_s(self) -> float | None:
         return 0.0 if self._stale_prefixes else self._pins.next_due_s()

@@ -267,6 +267,13 @@ class Job:
             return False
         return not any(child.is_running for child in self.parent.children if child is not self)
 
+    def ancestors(self) -> Iterator[Job]:
+        """The remembered jobs that wait for this one, the nearest first."""
+        above = self.parent
+        while above is not None:
+            yield above
+            above = above.parent
+
     def waiting_for(self) -> Iterator[Request]:
         """The waiting requests of the jobs that this one waits for."""
         for child in self.children:

@@ -43,6 +43,11 @@ class Turns:
         """The turn of a request; None if the request belongs to no job."""
         return self._open.get(request.request_id)
 
+    def longest_wait_s(self, now: float) -> float:
+        """For how long the turn has waited that waits for the longest; 0 if none waits."""
+        waiting = (turn for turn in self._open.values() if turn.admitted_s is None)
+        return max((now - turn.request.arrival_time for turn in waiting), default=0.0)
+
     def open(self, request: Request, now: float) -> Turn | None:
         """Opens the turn of a request that arrived; returns None if it belongs to no job."""
         if request.job is None or (request.job.job_id is None and not self._infer_jobs):

@@ -157,6 +157,16 @@ class PolicyTrace(BranchListener):
                 event.inputs["asked_ttl_s"] = tip.asked_ttl_s
             self._tracer.emit(event)
 
+    def held_on(self, tip: BranchTip, decision: TtlDecision, num_children: int, now: float) -> None:
+        """The first time that a pin is held on, for so many sub-agents."""
+        if self._tracer.on:
+            event = self._pin_event("decided", tip, now)
+            event.ttl_s = decision.ttl_s
+            event.reason = decision.reason
+            event.rule = "sub-agents"
+            event.inputs = {"at_work": num_children, "elapsed_s": now - tip.ended_s}
+            self._tracer.emit(event)
+
     def created(self, pin: Pin, tip: BranchTip, now: float) -> None:
         if self._tracer.on:
             event = self._pin_event("created", tip, now)

@@ -16,12 +16,14 @@ from continuum.learning.learners import Learners
 from continuum.reports.policy_trace import PolicyTrace
 from continuum.retention.pins import PinTable
 from continuum.retention.ttl import TtlDecision, TtlInputs, at_least_as_asked
+from continuum.retention.waiting_parents import LOOK_S, num_at_work
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.policy import Pin, PolicyContext
 from estimator.survival import SurvivalCurve
 
 UNTIL_READ = TtlDecision(0.0, "a single question, unless it called a tool")
 OVER_BUDGET = TtlDecision(0.0, "pin budget is used up")
+SUB_AGENTS = "its sub-agents are at work"
 SUPERSEDED = TtlDecision(0.0, "the job went on without it")
 
 ChooseTtl = Callable[[BranchTip, TtlInputs], TtlDecision]
@@ -125,6 +127,23 @@ class Retention(BranchListener):
             self._pins.set_deadline(tip.pin, tip.ended_s + decision.ttl_s)
         else:  # released, not expired: no wait was in vain
             self._pins.release(tip.pin)
+
+    def holds_on(self, pin: Pin, longest_wait_s: float, now: float) -> bool:
+        """Whether a pin that is due is held on, because its job's sub-agents are at work: then it is due
+        again a little later. Not while turns wait (``longest_wait_s``), probably for memory: then it would
+        cost more than it spares (``docs/lab/policy.md``)."""
+        tip = self._pins.tip_of(pin)
+        num_children = num_at_work(tip, now)
+        most_s = tip.ended_s + self._config.max_ttl_s
+        if not num_children or longest_wait_s > LOOK_S or now >= most_s or self._published is not None:
+            return False
+        until_s = min(now + LOOK_S, most_s)
+        decision = TtlDecision(until_s - tip.ended_s, SUB_AGENTS)
+        if tip.receipt is None or tip.receipt.reason != SUB_AGENTS:
+            self._trace.held_on(tip, decision, num_children, now)
+        self._write_receipt(tip, decision)
+        self._pins.set_deadline(pin, until_s)
+        return True
 
     def release(self, tip: BranchTip, why: TtlDecision) -> None:
         """Unpins the tip: no turn will continue it, or not soon enough."""

@@ -56,7 +56,25 @@ class RevocationRule:
         self, requester: Request, turn: Turn | None, now: float, last_resort: bool
     ) -> Iterator[Pin]:
         """Yields the pins that the requester may revoke. ``turn`` is the requester's; None if it belongs to
-        no job. ``last_resort``: nothing else can run."""
+        no job. ``last_resort``: nothing else can run. A job that waits for the requester's keeps its pins
+        until then."""
+        pins = self._candidates(requester, turn, now, last_resort)
+        above = [] if turn is None else list(turn.job.ancestors())
+        if not above:
+            yield from pins
+            return
+        theirs = []
+        for pin in pins:
+            if self._pins.tip_of(pin).job in above:
+                theirs.append(pin)
+            else:
+                yield pin
+        if last_resort:
+            yield from theirs
+
+    def _candidates(
+        self, requester: Request, turn: Turn | None, now: float, last_resort: bool
+    ) -> Iterator[Pin]:
         running = requester.status is RequestStatus.RUNNING
         is_overdue = self._aging.is_overdue(requester)
         has_host_tier = self._kv_cost.has_host_tier

@@ -90,6 +90,7 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
         help="Let jobs with the same system prompt share its KV blocks",
     )
     add("--tell-last-step", action="store_true", help="Let clients announce the last turn of a job")
+    add("--tell-parents", action="store_true", help="Let clients name the job that waits for a sub-agent")
     add(
         "--lessons",
         action="store_true",
@@ -313,6 +314,7 @@ def _plan(arguments: argparse.Namespace) -> SimulationPlan:
         upgrade_s=arguments.upgrade_s,
         upgrade_hands_over=not arguments.no_handover,
         tell_last_step=arguments.tell_last_step,
+        tell_parents=arguments.tell_parents,
         lessons=arguments.lessons,
         share_prefixes=arguments.share_prefixes,
         ttft_limit_s=arguments.ttft_limit_s,

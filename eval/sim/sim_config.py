@@ -53,6 +53,8 @@ class SimConfig:
     """Whether a replaced replica hands over the KV of its paused jobs."""
     tell_last_step: bool = False
     """Whether the client says which turn is a job's last."""
+    tell_parents: bool = False
+    """Whether the client of a sub-agent says which job waits for it."""
     lessons: bool = False
     """Whether policies learn from ended jobs, as in a server, but without delay."""
     share_prefixes: bool = False

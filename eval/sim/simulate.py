@@ -144,6 +144,7 @@ class SimulationPlan:
     upgrade_s: float | None = None
     upgrade_hands_over: bool = True
     tell_last_step: bool = False
+    tell_parents: bool = False
     lessons: bool = False
     share_prefixes: bool = False
     ttft_limit_s: float = TTFT_LIMIT_S
@@ -171,6 +172,7 @@ class SimulationPlan:
             upgrade_s=self.upgrade_s,
             upgrade_hands_over=self.upgrade_hands_over,
             tell_last_step=self.tell_last_step,
+            tell_parents=self.tell_parents,
             lessons=self.lessons,
             share_prefixes=self.share_prefixes,
             drafts=self.drafts,
@@ -256,6 +258,7 @@ def _notes(plan: SimulationPlan, config: SimConfig) -> list[str]:
         "clients say which turn is a job's last"
         if config.tell_last_step
         else "clients do not say which turn is last",
+        *(["clients of sub-agents say which job waits for them"] if config.tell_parents else []),
     ]
     if config.disk_kv_tokens:
         notes.append(

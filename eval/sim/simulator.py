@@ -178,7 +178,7 @@ class Simulator:
             chain=agent.chain.turn(index),
             block_size=self._config.block_size,
             arrival_time=queued_s,
-            job=JobRef(agent.job.job_id, is_last, agent.job.tenant) if agent.job.is_known else None,
+            job=self._job_ref(agent.job, is_last=is_last),
             priority=agent.job.priority,
         )
         replica = self._router.choose(request, agent.job.job_id, self._replicas, now)
@@ -201,6 +201,11 @@ class Simulator:
             self._prefillers.send(request, agent.job.job_id, queued_s, home, above=above)
         else:
             self._events.at(queued_s, lambda: home.add_request(request))
+
+    def _job_ref(self, job: Job, *, is_last: bool) -> JobRef | None:
+        """What the client says of a turn's job; None if it names none."""
+        parent_id = job.parent_job if self._config.tell_parents else None
+        return JobRef(job.job_id, is_last, job.tenant, parent_id=parent_id) if job.is_known else None
 
     def _on_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
         """Handles turns that ended in a step: their clients get the responses a little later."""

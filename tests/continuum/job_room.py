@@ -52,11 +52,12 @@ class JobRoom(EngineRoom):
         num_results: int | None = None,
         last: bool = False,
         prewarms: bool = False,
+        parent: str | None = None,
         max_tokens: int = 20,
         cache_salt: str | None = None,
     ) -> Request:
         """Adds a turn; without ``job_id`` its client does not name a job."""
-        job = JobRef(job_id, last, tenant, num_replies, num_results, prewarms=prewarms)
+        job = JobRef(job_id, last, tenant, num_replies, num_results, prewarms=prewarms, parent_id=parent)
         return self.add(request_id, prompt, max_tokens=max_tokens, job=job, cache_salt=cache_salt)
 
     def turn(
