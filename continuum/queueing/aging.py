@@ -6,6 +6,7 @@ It does not know jobs or memory. A request costs O(log n), however many wait.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
@@ -43,7 +44,8 @@ class Aging:
         replaces an earlier one."""
         since_s = request.arrival_time if since_s is None else since_s
         wait = self._waits[request.request_id] = _Wait(since_s, max_wait_s, next(self._numbers))
-        heapq.heappush(self._in_time, (since_s + max_wait_s, wait.number, request))
+        if max_wait_s < math.inf:  # an entry is dropped at its deadline
+            heapq.heappush(self._in_time, (since_s + max_wait_s, wait.number, request))
 
     def since_s(self, request: Request) -> float:
         """The time since which the request has waited; it must not have ended."""
