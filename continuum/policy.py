@@ -178,11 +178,11 @@ class ContinuumPolicy(SchedulingPolicy):
     def on_arrival(self, request: Request, now: float) -> None:
         for job in self._jobs.forget_idle(now):
             self._branches.forget_job(job, now)
+        if request.job is not None and request.job.moved is not None:
+            take_up(self._jobs, self._branches, request, self._block_size, now)
         if self._prewarming.takes(request, now):
             self._queue.arrived(request, None)
             return
-        if request.job is not None and request.job.moved is not None:
-            take_up(self._jobs, self._branches, request, self._block_size, now)
         turn = self._turns.open(request, now)
         if turn is not None:
             if turn.tip is not None:

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from engine.core.request import RequestStatus
-from engine.records.messages import JobFinished
+from engine.records.messages import JobFinished, JobRef
 from tests.continuum.job_room import BLOCK, JobRoom
 from tracing.events import JobEvent, PinEvent
 from tracing.tracer import Tracer
@@ -115,6 +115,24 @@ def test_without_a_turn_before_it_is_the_jobs_first() -> None:
     receipt = room.turn("p1", PROMPT, "job", prewarms=True, max_tokens=1)
     assert receipt.turn == 1
     assert room.num_pins == 1
+
+
+def test_a_job_that_moved_is_taken_up_first() -> None:
+    """Another core has run its last turn; the early result comes before the turn."""
+    one, two = JobRoom(), JobRoom()
+    one.turn("r1", PROMPT, "job")
+    one.read("r1", "make")
+    one.advance(3)
+    (pin,) = one.policy.pins()
+    moved = one.policy.moved_turn(pin, one.clock.now())
+    prompt = [*one.said("r1"), *[5] * 64]
+    two.add("p1", prompt, max_tokens=1, job=JobRef("job", prewarms=True, moved=moved))
+    two.run()
+    two.advance(2)
+    receipt = two.turn("r2", [*prompt, 7, 7], "job")
+    assert receipt.turn == 2
+    assert receipt.gap_s == pytest.approx(5, abs=1)
+    assert receipt.cached_tokens == len(prompt) // BLOCK * BLOCK
 
 
 def test_the_trace_tells_what_was_prewarmed_and_held() -> None:
