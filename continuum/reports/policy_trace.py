@@ -167,6 +167,17 @@ class PolicyTrace(BranchListener):
             event.inputs = {"at_work": num_children, "elapsed_s": now - tip.ended_s}
             self._tracer.emit(event)
 
+    def extended(self, pin: Pin, tip: BranchTip, now: float) -> None:
+        """A pin that takes the place of a shorter one of the same turn."""
+        if self._tracer.on:
+            event = self._pin_event("decided", tip, now)
+            event.ttl_s = pin.deadline_s - tip.ended_s
+            event.reason = "with an early result, until the same time"
+            event.rule = "early-result"
+            event.inputs = {"elapsed_s": now - tip.ended_s}
+            self._tracer.emit(event)
+        self.created(pin, tip, now)
+
     def created(self, pin: Pin, tip: BranchTip, now: float) -> None:
         if self._tracer.on:
             event = self._pin_event("created", tip, now)

@@ -108,7 +108,7 @@ class Retention(BranchListener):
         pin = self._add(tip, block_hashes, num_blocks, deadline_s)
         if tip.receipt is not None:
             tip.receipt = structs.replace(tip.receipt, pinned_tokens=len(block_hashes) * self._block_size)
-        self._trace.created(pin, tip, now)
+        self._trace.extended(pin, tip, now)
         return pin
 
     def redecide(self, tip: BranchTip, now: float, remaining: SurvivalCurve | None = None) -> None:

@@ -6,6 +6,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -46,6 +49,18 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     assert len(traces) == (2 if flags else 1)
     for trace in traces:
         assert main(["trace", "replay", str(trace)]) == 0
+    if not flags:
+        check_words(traces[0])
+
+
+def check_words(trace: Path) -> None:
+    """Early results are told as what they are: parts of the gap between two turns."""
+    told = StringIO()
+    with redirect_stdout(told):
+        assert main(["trace", "explain", str(trace), "chat"]) == 0
+    said = " ".join(told.getvalue().split())
+    assert "Job chat: 2 turns" in said
+    assert said.count("with an early result, until the same time") == PARTS
 
 
 @pytest.fixture

@@ -243,7 +243,9 @@ class Explanation:
 
     def _decision(self, pin: PinLife, decision: PinDecision, *, with_inputs: bool) -> list[str]:
         """Describes a decision; the last one with all its inputs, as earlier ones differ little."""
-        until = f"hold until {self._since(pin.began_s + decision.ttl_s)}, {seconds(decision.ttl_s)} s in all"
+        elapsed_s = decision.inputs.get("elapsed_s")  # an early result's pin begins later than its turn ended
+        ended_s = decision.now - elapsed_s if isinstance(elapsed_s, float) else pin.began_s
+        until = f"hold until {self._since(ended_s + decision.ttl_s)}, {seconds(decision.ttl_s)} s in all"
         verdict = until if decision.ttl_s > 0 else "unpin it"
         because = f": {decision.reason}" if decision.reason else ""
         lines = wrapped(f"{self._since(decision.now)} {verdict}{because}.", indent=4, hang=2)

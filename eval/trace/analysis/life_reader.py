@@ -142,10 +142,11 @@ class LifeReader:
         self._at(event.now)
         turn = self._open.get(event.req_id)
         if turn is None:
-            turn = self._arrive(event.req_id, event.job_id, event.arrival_s)
-            if event.job_id is not None:
+            job_id = None if event.prewarms else event.job_id  # no turn, or the policy would have said so
+            turn = self._arrive(event.req_id, job_id, event.arrival_s)
+            if job_id is not None:
                 shared_tokens = event.prefix_blocks * self._block_size
-                self._gaps.continue_latest(turn, event.job_id, shared_tokens)
+                self._gaps.continue_latest(turn, job_id, shared_tokens)
         if abs(event.arrival_s - turn.arrived_s) > SAME_MOMENT_S and not turn.spans:
             turn.arrived_s = turn.since_s = event.arrival_s
         turn.arrival_told = True
