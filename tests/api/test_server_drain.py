@@ -85,7 +85,7 @@ def test_known_jobs_go_on_and_new_ones_are_refused(http: httpx.Client) -> None:
         second = receipt(ask(http, messages, is_last_step=True, **fields))
         assert (second["job_id"], second["turn"]) == (receipt(first)["job_id"], 2)
         assert second["recomputed_tokens"] == 0
-    assert http.post("/v1/jobs/sub/finish").status_code == 200
+    assert http.get("/v1/jobs/sub").status_code == 404, "it ended with the job that waited for it"
     until(lambda: state(http) == "drained")
     assert refusal(http, job_id="named") == 503
     assert drain(http, off="true") == {"state": "up"}
