@@ -87,6 +87,8 @@ BOUNDS = {
     "answer_returns.MAX_ANSWERS": "how soon old answers are forgotten",
     "kv_cost.LOAD_WINDOW_S": "several times a turn, and shorter than a load lasts",
     "revocation.SOON": "expected by then: more likely than not",
+    "waiting_parents.LOOK_S": "time; a waiting job without sub-agents is held for as long in vain at most",
+    "waiting_parents.SOON_S": "what a client takes from a sub-agent's answer to its parent's next turn",
     "work_forecast.MAX_KINDS": "memory",
     "work_forecast.MAX_ENDS": "how soon old jobs are forgotten; a simulation has fewer",
     "work_forecast.MAX_TURNS": "how soon old turns are forgotten",
