@@ -337,7 +337,7 @@ class ContinuumPolicy(SchedulingPolicy):
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
         for pin, cause in self._pins.due(now):
             is_due = cause is PinEnd.EXPIRED
-            if not (is_due and self._retention.holds_on(pin, self._turns.longest_wait_s(now), now)):
+            if not (is_due and self._retention.holds_on(pin, self._turns.longest_wait_s, now)):
                 yield pin, cause
 
     def next_due_s(self) -> float | None:

@@ -123,7 +123,13 @@ class Branches:
             listener.on_hint(tip, signal, now)
 
     def prewarmed(self, tip: BranchTip, request: Request, now: float) -> None:
+        """Notes what a request has computed of the next turn's prompt, and what it found."""
         block_hashes = request.block_hashes[: request.num_computed_tokens // self._block_size]
+        before = [chain.num_shared(block_hashes) for chain in (tip.chain, tip.ahead) if chain is not None]
+        num_found_tokens = request.num_cached_tokens or 0
+        if num_found_tokens + self._block_size >= request.num_prompt_tokens:
+            num_found_tokens = request.num_prompt_tokens  # the last block is computed even if it is cached
+        tip.num_found_tokens += max(0, num_found_tokens - max(before) * self._block_size)
         tip.ahead = BlockChain(block_hashes, tip.chain)
         for listener in self._listeners:
             listener.on_prewarmed(tip, request, now)

@@ -57,7 +57,9 @@ class BranchTip:
     """The running tool as the published rules name it, once the reply was parsed; None for none or
     several."""
     ahead: BlockChain | None = None
-    """Full blocks of the next turn's prompt that another request has computed; None if none has."""
+    """Full blocks of the next turn's prompt that requests have prewarmed; None if none has."""
+    num_found_tokens: int = 0
+    """Tokens of them that were cached already, as others had computed them."""
     pin: Pin | None = None
     pin_ended: PinEnd | None = None
     receipt: TurnReceipt | None = None
@@ -122,7 +124,7 @@ class Turn:
     num_known_tokens: int = 0
     """Prompt tokens in full blocks whose KV the tip had computed."""
     num_ahead_tokens: int = 0
-    """Prompt tokens in full blocks whose KV another request has computed, or the tip."""
+    """Prompt tokens in full blocks that the tip had computed, or requests have prewarmed."""
     gap_s: float | None = None
     predicted_excess_s: float | None = None
     """Seconds of service that a learned model predicts the job to need beyond usual jobs; None without a
@@ -192,8 +194,11 @@ class Turn:
 
     @property
     def num_prewarmed_tokens(self) -> int:
-        """Cached tokens that another request has computed for it."""
-        return max(0, min(self.num_ahead_tokens, self.num_cached_tokens or 0) - self.num_known_tokens)
+        """Cached tokens that requests have computed for it; at least, if some were cached before them."""
+        if self.tip is None:
+            return 0
+        num_ahead = min(self.num_ahead_tokens, self.num_cached_tokens or 0)
+        return max(0, num_ahead - self.num_known_tokens - self.tip.num_found_tokens)
 
 
 @dataclass(slots=True, eq=False)

@@ -13,6 +13,8 @@ from engine.records.messages import ToolSignal
 from tracing.events import JobEvent, PinEvent
 from tracing.tracer import Tracer
 
+PinInputs = dict[str, float | int | str | bool | None]
+
 
 class PolicyTrace(BranchListener):
     """One method per event of a job or a pin."""
@@ -57,45 +59,24 @@ class PolicyTrace(BranchListener):
 
     def on_prewarmed(self, tip: BranchTip, request: Request, now: float) -> None:
         if self._tracer.on:
-            self._tracer.emit(
-                JobEvent(
-                    now=now,
-                    kind="prewarmed",
-                    job_id=tip.job.job_id,
-                    req_id=request.request_id,
-                    turn=tip.turn_number,
-                    continues=tip.request_id,
-                    num_prompt_tokens=request.num_prompt_tokens,
-                    cached_tokens=request.num_cached_tokens or 0,
-                )
-            )
+            event = _tip_event("prewarmed", tip, request.request_id, now)
+            event.continues = tip.request_id
+            event.num_prompt_tokens = request.num_prompt_tokens
+            event.cached_tokens = request.num_cached_tokens or 0
+            self._tracer.emit(event)
 
     def on_tools_known(self, tip: BranchTip, now: float) -> None:
         if self._tracer.on:
-            self._tracer.emit(
-                JobEvent(
-                    now=now,
-                    kind="tools_started",
-                    job_id=tip.job.job_id,
-                    req_id=tip.request_id,
-                    turn=tip.turn_number,
-                    tools=[str(key) for key in tip.tools or ()],
-                )
-            )
+            event = _tip_event("tools_started", tip, tip.request_id, now)
+            event.tools = [str(key) for key in tip.tools or ()]
+            self._tracer.emit(event)
 
     def on_hint(self, tip: BranchTip, signal: ToolSignal, now: float) -> None:
         if self._tracer.on:
-            self._tracer.emit(
-                JobEvent(
-                    now=now,
-                    kind=f"reported_{signal.state.value}",
-                    job_id=tip.job.job_id,
-                    req_id=tip.request_id,
-                    turn=tip.turn_number,
-                    tools=[str(key) for key in tip.tools or ()],
-                    reported_remaining_s=remaining_of(signal, now - tip.ended_s),
-                )
-            )
+            event = _tip_event(f"reported_{signal.state.value}", tip, tip.request_id, now)
+            event.tools = [str(key) for key in tip.tools or ()]
+            event.reported_remaining_s = remaining_of(signal, now - tip.ended_s)
+            self._tracer.emit(event)
 
     def on_job_done(self, job: Job, now: float) -> None:
         if self._tracer.on:
@@ -132,12 +113,7 @@ class PolicyTrace(BranchListener):
         self, tip: BranchTip, inputs: TtlInputs, decision: TtlDecision, rule: str, now: float
     ) -> None:
         if self._tracer.on:
-            event = self._pin_event("decided", tip, now)
-            event.num_blocks = inputs.num_blocks
-            event.ttl_s = decision.ttl_s
-            event.reason = decision.reason
-            event.rule = rule
-            event.inputs = {
+            told: PinInputs = {
                 "tool_observations": inputs.curve.num_observations,
                 "tool_median_s": inputs.curve.known_median_s,
                 **_correction(tip),
@@ -154,28 +130,23 @@ class PolicyTrace(BranchListener):
                 "elapsed_s": now - tip.ended_s,
             }
             if tip.asked_ttl_s is not None:
-                event.inputs["asked_ttl_s"] = tip.asked_ttl_s
+                told["asked_ttl_s"] = tip.asked_ttl_s
+            event = self._decision(tip, decision, rule, told, now)
+            event.num_blocks = inputs.num_blocks
             self._tracer.emit(event)
 
     def held_on(self, tip: BranchTip, decision: TtlDecision, num_children: int, now: float) -> None:
         """The first time that a pin is held on, for so many sub-agents."""
         if self._tracer.on:
-            event = self._pin_event("decided", tip, now)
-            event.ttl_s = decision.ttl_s
-            event.reason = decision.reason
-            event.rule = "sub-agents"
-            event.inputs = {"at_work": num_children, "elapsed_s": now - tip.ended_s}
-            self._tracer.emit(event)
+            inputs: PinInputs = {"at_work": num_children, "elapsed_s": now - tip.ended_s}
+            self._tracer.emit(self._decision(tip, decision, "sub-agents", inputs, now))
 
     def extended(self, pin: Pin, tip: BranchTip, now: float) -> None:
         """A pin that takes the place of a shorter one of the same turn."""
         if self._tracer.on:
-            event = self._pin_event("decided", tip, now)
-            event.ttl_s = pin.deadline_s - tip.ended_s
-            event.reason = "with an early result, until the same time"
-            event.rule = "early-result"
-            event.inputs = {"elapsed_s": now - tip.ended_s}
-            self._tracer.emit(event)
+            decision = TtlDecision(pin.deadline_s - tip.ended_s, "with an early result, until the same time")
+            inputs: PinInputs = {"elapsed_s": now - tip.ended_s}
+            self._tracer.emit(self._decision(tip, decision, "early-result", inputs, now))
         self.created(pin, tip, now)
 
     def created(self, pin: Pin, tip: BranchTip, now: float) -> None:
@@ -225,6 +196,16 @@ class PolicyTrace(BranchListener):
                 )
             )
 
+    def _decision(
+        self, tip: BranchTip, decision: TtlDecision, rule: str, inputs: PinInputs, now: float
+    ) -> PinEvent:
+        event = self._pin_event("decided", tip, now)
+        event.ttl_s = decision.ttl_s
+        event.reason = decision.reason
+        event.rule = rule
+        event.inputs = inputs
+        return event
+
     def _pin_event(self, kind: str, tip: BranchTip, now: float) -> PinEvent:
         pin = tip.pin
         return PinEvent(
@@ -235,6 +216,10 @@ class PolicyTrace(BranchListener):
             req_id=tip.request_id,
             num_blocks=pin.num_blocks if pin is not None else 0,
         )
+
+
+def _tip_event(kind: str, tip: BranchTip, req_id: str, now: float) -> JobEvent:
+    return JobEvent(now=now, kind=kind, job_id=tip.job.job_id, req_id=req_id, turn=tip.turn_number)
 
 
 def _correction(tip: BranchTip) -> dict[str, float]:

@@ -128,14 +128,16 @@ class Retention(BranchListener):
         else:  # released, not expired: no wait was in vain
             self._pins.release(tip.pin)
 
-    def holds_on(self, pin: Pin, longest_wait_s: float, now: float) -> bool:
+    def holds_on(self, pin: Pin, longest_wait_s: Callable[[float], float], now: float) -> bool:
         """Whether a pin that is due is held on, because its job's sub-agents are at work: then it is due
         again a little later. Not while turns wait (``longest_wait_s``), probably for memory: then it would
         cost more than it spares (``docs/lab/policy.md``)."""
         tip = self._pins.tip_of(pin)
         num_children = num_at_work(tip, now)
         most_s = tip.ended_s + self._config.max_ttl_s
-        if not num_children or longest_wait_s > LOOK_S or now >= most_s or self._published is not None:
+        if not num_children or now >= most_s or self._published is not None:
+            return False
+        if longest_wait_s(now) > LOOK_S:
             return False
         until_s = min(now + LOOK_S, most_s)
         decision = TtlDecision(until_s - tip.ended_s, SUB_AGENTS)

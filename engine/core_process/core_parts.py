@@ -223,19 +223,6 @@ def check_request(message: EngineCoreRequest, ready: EngineReady) -> None:
         raise RequestError("max_tokens is not set.", "max_tokens")
 
 
-def end_useless(
-    request: Request, scheduler: Scheduler | TracedScheduler, parts: CoreParts, now: float
-) -> list[EngineCoreOutput]:
-    """End the requests that are of no use now that this one has been queued; returns their last outputs.
-    Called under the core's lock."""
-    useless = list(scheduler.policy.made_useless(request))
-    if not useless:
-        return []
-    outputs = scheduler.finish_requests(useless, RequestStatus.FINISHED_ABORTED, now)
-    parts.answered(outputs)
-    return outputs
-
-
 def refuse_new(
     request: Request, scheduler: Scheduler | TracedScheduler, parts: CoreParts, now: float, door: Door
 ) -> list[EngineCoreOutput]:

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from engine.core_process.core_part import CoreParts
 from engine.core_process.core_parts import (
     check_request,
     check_token_budget,
-    end_useless,
     engine_ready,
     make_policy,
     make_scheduler,
@@ -48,6 +47,7 @@ from engine.core_process.lease_keeper import lease_place, open_lease_keeper
 from engine.core_process.saved_kv.handover import open_handover
 from engine.core_process.telemetry import RequestSpans, open_telemetry
 from engine.core_process.trace_control import TraceControl
+from engine.core_process.useless_requests import UselessRequests
 from engine.core_process.utilities import CoreUtilities
 from engine.core_process.waves import Waves
 from engine.errors import EngineError, RequestError
@@ -115,7 +115,7 @@ class EngineCore:
         self._reported = (0, 0)
         """Numbers of pins and of requests, as last reported: both may change while nothing runs."""
         self._failed: list[EngineCoreOutput] = []
-        """Final outputs of requests that failed outside of a step; sent with the next step's outputs."""
+        """Final outputs of requests that were ended outside of a step; sent with the next step's outputs."""
         self._tracer = Tracer()
         self._trace = TraceControl(config.trace, self._tracer, self._changed, self._begin_trace)
         telemetry = open_telemetry(config.telemetry, clock.now())
@@ -164,6 +164,9 @@ class EngineCore:
                 self._drafting,
                 open_saved_prefixes(config, info, self._untraced),
                 open_handover(config, self._executor, lambda: self.scheduler, clock, self._changed),
+                UselessRequests(
+                    lambda: self.scheduler, lambda ids: self._end(ids, RequestStatus.FINISHED_ABORTED)
+                ),
                 self.kept_turns,  # takes the lists of a request that ended: after all that read them
             )
         )
@@ -226,7 +229,6 @@ class EngineCore:
                 self._parts.opened(message)
                 self._wake()
                 refused = refuse_new(request, self.scheduler, self._parts, now, self._door)
-                self._failed += end_useless(request, self.scheduler, self._parts, now)
         except RequestError as error:
             return [failed_output(message.request_id, str(error))]
         except Exception as error:
@@ -249,10 +251,12 @@ class EngineCore:
             if self.scheduler.requests.get(request.request_id) is not request:
                 return
             request.stop_reason = reason
-            self._failed += self.scheduler.finish_requests(
-                [request.request_id], RequestStatus.FINISHED_ERROR, self._clock.now()
-            )
-            self._wake()
+            self._end([request.request_id], RequestStatus.FINISHED_ERROR)
+
+    def _end(self, request_ids: Sequence[str], status: RequestStatus) -> None:
+        """End requests; their last outputs are sent with the next step's. Called under the lock."""
+        self._failed += self.scheduler.finish_requests(request_ids, status, self._clock.now())
+        self._wake()
 
     def abort_requests(self, message: AbortRequest) -> list[EngineCoreOutput]:
         """End requests now; returns the final output of each that has not already ended."""

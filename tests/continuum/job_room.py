@@ -16,6 +16,16 @@ from tracing.tracer import Tracer
 BLOCK = 16
 
 
+class Kept:
+    """Keeps what is traced."""
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+
+    def emit(self, event: object) -> None:
+        self.events.append(event)
+
+
 class JobRoom(EngineRoom):
     """Prompts consist of tokens below ``1000``; the model's tokens are above."""
 

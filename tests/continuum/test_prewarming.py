@@ -10,22 +10,12 @@ import pytest
 
 from engine.core.request import RequestStatus
 from engine.records.messages import JobFinished, JobRef
-from tests.continuum.job_room import BLOCK, JobRoom
+from tests.continuum.job_room import BLOCK, JobRoom, Kept
 from tracing.events import JobEvent, PinEvent
 from tracing.tracer import Tracer
 
 PROMPT = [1] * 96
 PART = 64
-
-
-class Kept:
-    """Keeps what is traced."""
-
-    def __init__(self) -> None:
-        self.events: list[object] = []
-
-    def emit(self, event: object) -> None:
-        self.events.append(event)
 
 
 def early(room: JobRoom, request_id: str, prompt: list[int], job_id: str | None = "job") -> None:
@@ -77,6 +67,22 @@ def test_the_tools_duration_is_that_of_the_whole_gap() -> None:
         learned.append(room.read("last", "make").expected_tool_s)
     assert learned[0] is not None
     assert learned[1] == pytest.approx(learned[0], rel=0.2)
+
+
+def test_what_others_had_computed_was_not_prewarmed() -> None:
+    """A second job has the same history and gets the same result."""
+    room = JobRoom()
+    said = [*PROMPT, *[4] * 32]
+    told = []
+    for job_id in ("one", "two"):
+        room.turn(f"{job_id}-1", said[: len(PROMPT)], job_id, max_tokens=1)
+        room.read(f"{job_id}-1", "make")
+        prompt = [*said, *[5] * 96]
+        room.ask(f"{job_id}-p", prompt, job_id, prewarms=True, max_tokens=1)
+        room.run()
+        told.append(room.turn(f"{job_id}-2", [*prompt, 7], job_id).prewarmed_tokens)
+    assert told[0] >= 96
+    assert told[1] == 0
 
 
 def test_it_waits_behind_all_others_and_takes_nobodys_pin() -> None:

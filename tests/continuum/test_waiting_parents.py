@@ -7,21 +7,11 @@ import pytest
 
 from continuum.retention.waiting_parents import LOOK_S, SOON_S
 from engine.records.messages import JobStatus
-from tests.continuum.job_room import BLOCK, JobRoom
+from tests.continuum.job_room import BLOCK, JobRoom, Kept
 from tracing.events import PinEvent
 from tracing.tracer import Tracer
 
 PROMPT = [1] * 96
-
-
-class Kept:
-    """Keeps what is traced."""
-
-    def __init__(self) -> None:
-        self.events: list[object] = []
-
-    def emit(self, event: object) -> None:
-        self.events.append(event)
 
 
 def status(room: JobRoom, job_id: str) -> JobStatus:

@@ -359,7 +359,7 @@ class MessageAnswer:
             cache_creation=CacheCreation(0, created) if lasts_long else CacheCreation(created, 0),
             cache_creation_input_tokens=created,
             cache_read_input_tokens=usage.cached_tokens,
-            output_tokens=usage.completion_tokens if self._terms.max_tokens else 0,
+            output_tokens=usage.completion_tokens,
             output_tokens_details=thinking,
             receipt=receipt_fields(turn.receipt, usage.left_out),
         )

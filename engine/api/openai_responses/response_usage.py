@@ -8,17 +8,16 @@ from engine.api.turn.usage import TurnUsage
 from engine.records.messages import TurnReceipt
 
 
-def usage_of_response(usage: TurnUsage, receipt: TurnReceipt | None, *, prewarms: bool) -> ResponseUsage:
-    """OpenAI's ``usage``, with the receipt. ``prewarms``: the response has no output."""
-    num_generated = 0 if prewarms else usage.completion_tokens
+def usage_of_response(usage: TurnUsage, receipt: TurnReceipt | None) -> ResponseUsage:
+    """OpenAI's ``usage``, with the receipt."""
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(
             cached_tokens=usage.cached_tokens,
             cache_write_tokens=max(0, usage.prompt_tokens - usage.cached_tokens),
         ),
-        output_tokens=num_generated,
+        output_tokens=usage.completion_tokens,
         output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
-        total_tokens=usage.prompt_tokens + num_generated,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
         receipt=receipt_fields(receipt, usage.left_out),
     )

@@ -281,8 +281,7 @@ class ResponseTurn:
                 last = output
                 answer = output.answers[0]
                 self._reply_ids += answer.raw.token_ids
-                deltas = () if self._body.prewarms else answer.deltas
-                for news in self._reply.add(deltas, self._logprobs(answer)):
+                for news in self._reply.add(answer.deltas, self._logprobs(answer)):
                     yield self._numbered(news)
         assert last is not None, "the engine ends a request with an output"
         async for event in self._end(last):
@@ -353,7 +352,7 @@ class ResponseTurn:
             completed_at=None if cut_off else int(time()),
             incomplete_details=IncompleteDetails("max_output_tokens") if cut_off else None,
             output=self._reply.items,
-            usage=usage_of_response(last.usage, last.receipt, prewarms=self._body.prewarms),
+            usage=usage_of_response(last.usage, last.receipt),
             kv_transfer_params=last.output.kv_transfer_params or UNSET,
             prompt_cache_diagnostics=await self._diagnose(last),
         )
